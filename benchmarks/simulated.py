@@ -35,9 +35,9 @@ from rdzv_etcd.protocol.steps import (
     claim_delay_s,
     joining_step,
     lead_step,
-    waiting_count,
 )
 from rdzv_etcd.protocol.views import control_after, control_from, slice_from
+from rdzv_etcd.protocol.world_end import waiting_count
 
 JITTER_S = 0.02
 
@@ -82,7 +82,7 @@ class SimulatedNode:
 
     async def read_control(self) -> None:
         """Read what is there; the watch is open already."""
-        control = control_from(self._keys, await self._etcd.get(requests.read_control(self._keys)))
+        control = control_from(self._keys, await self._etcd.get(self._keys.control.read()))
         if control.revision >= self._control.revision:
             self._see(control)
 
@@ -140,9 +140,7 @@ class SimulatedNode:
     def _look(self) -> None:
         """Do what is to be done now, as the drivers of a real node do after each change."""
         member, control = self._member, self._control
-        if member.phase is Phase.MEMBER and waiting_count(
-            control, member.record, member.evicted, member.closure
-        ):
+        if member.phase is Phase.MEMBER and waiting_count(member, control):
             self.world = None
             self.told_s = time.monotonic()
             member.begin_join(self._presence())
@@ -173,7 +171,7 @@ class SimulatedNode:
         info = member.plan_arrival(control, 0, time.time())
         assert info is not None
         result = await self._etcd.txn(
-            requests.arrive(self._keys, info, self.lease_id, control.round_revision),
+            requests.arrive(self._keys, info, self.lease_id, control),
             repeatable=True,
         )
         if result.succeeded:

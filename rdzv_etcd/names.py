@@ -1,4 +1,4 @@
-"""How nodes are named to people, and what stands in for one whose name is not known."""
+"""The names of nodes for people, and stand-ins for unknown ones."""
 
 from __future__ import annotations
 

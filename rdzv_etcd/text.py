@@ -16,7 +16,7 @@ LINE = 2000
 def shown(text: object, limit: int = SHOWN) -> str:
     """Return ``text`` in printable characters, at most ``limit`` of them; the rest is cut off.
 
-    What is not printable is escaped as Python does it. Doing it twice changes nothing.
+    Other characters are escaped as Python does it. Doing it twice changes nothing.
     """
     whole = text if isinstance(text, str) else _written(text)
     if len(whole) <= limit and whole.isprintable():

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 from itertools import islice
 from typing import TypeAlias
 
@@ -19,13 +18,13 @@ Namer: TypeAlias = "Callable[[str], str]"
 """How a node is called; see :class:`~rdzv_etcd.names.Names`."""
 
 _NAMED = 8
-"""Members of which a line says how they were lost, or why they left."""
+"""The number of members that a line describes as lost or left."""
 _WHYS = 3
-"""Nodes of which a line says why they rejoined."""
+"""The number of nodes of which a line describes why they rejoined."""
 
 
 class _InWords:
-    """Has its text from :func:`text_of`."""
+    """Its text is that of :func:`text_of`."""
 
     __slots__ = ()
 
@@ -48,7 +47,7 @@ class Lost(_InWords):
 
 @dataclass(frozen=True, slots=True)
 class Left(_InWords):
-    """Members left, and said so."""
+    """Members left, and announced that."""
 
     members: Mapping[str, str]
     """Node ids, and the reason that each gave; the first 32."""
@@ -63,7 +62,7 @@ class Waiting(_InWords):
     nodes: tuple[str, ...]
     """Node ids; the first 32."""
     because: Mapping[str, str] = field(default_factory=dict, hash=False)
-    """Why members rejoined, by their node ids, as far as they said so: how a worker failed."""
+    """Why members rejoined, by node id, if they gave a reason: how a worker failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +75,7 @@ class MovedOn(_InWords):
     """This node itself has joined again, or has left; or this process is a forked child."""
 
     because: str = ""
-    """Why it had to, if a call of its own was interrupted."""
+    """Which of its calls was interrupted, if that is why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +89,7 @@ class Finished(_InWords):
 
 @dataclass(frozen=True, slots=True)
 class Failed(_InWords):
-    """The job has failed, or this node cannot go on."""
+    """The job has failed, or this node cannot continue."""
 
     by: str
     """The id of the node that closed the job."""
@@ -103,47 +102,39 @@ WorldChange: TypeAlias = "Lost | Left | Waiting | Expelled | MovedOn | Finished 
 # --- how a member was lost, and why it left ---------------------------------------------------
 
 
-class Loss(Enum):
-    """How a member was lost."""
-
-    EXPIRED = "lease expired"
-    LEFT = "left"
-    """Followed by the reason, if it gave one: see :func:`left_because`."""
-
-
-_SHOWN_REASON = 100
-_LEFT = f"{Loss.LEFT.value}: "
-
-
-def left_because(reason: str) -> str:
-    """How a member was lost that said why it leaves."""
-    reason = shown(reason, _SHOWN_REASON)
-    return Loss.LEFT.value if reason in ("", Loss.LEFT.value) else _LEFT + reason
-
-
-def reason_to_leave(how: str) -> str | None:
-    """The reason in :func:`left_because`; ``None`` if the member was lost in another way."""
-    if how == Loss.LEFT.value:
-        return how
-    return how.removeprefix(_LEFT) if how.startswith(_LEFT) else None
-
-
+LEASE_EXPIRED = "lease expired"
 PROCESS_EXITED = "its process exited"
 HOST_SILENT = "its host is silent"
+LEFT = "left"
+"""Followed by the reason, if the member gave one: see :func:`left_because`."""
 _REPORTED = "reported dead"
 _WEDGED = "hung"
 _CAUSES = {
-    Loss.EXPIRED.value: "lease_expired",
+    LEASE_EXPIRED: "lease_expired",
     PROCESS_EXITED: "process_gone",
     HOST_SILENT: "host_silent",
     _REPORTED: "reported",
     _WEDGED: "wedged",
 }
 """The labels of the metrics, by how the text begins."""
+_SHOWN_REASON = 100
+
+
+def left_because(reason: str) -> str:
+    """Word the loss of a member that gave a reason for leaving."""
+    reason = shown(reason, _SHOWN_REASON)
+    return LEFT if reason in ("", LEFT) else f"{LEFT}: {reason}"
+
+
+def reason_to_leave(how: str) -> str | None:
+    """Return the reason in :func:`left_because`; ``None`` if the member was lost in another way."""
+    word, _, reason = how.partition(": ")
+    return (reason or LEFT) if word == LEFT else None
 
 
 def how_gone(by: str, why: str, after_s: float | None = None) -> str:
-    """The process has exited; ``by``: who noticed, ``after_s``: seconds since its link ended."""
+    """The process has exited; ``by``: the node that noticed, ``after_s``: seconds since its link
+    ended."""
     within = "" if after_s is None else f" within {1000 * after_s:.0f} ms"
     return f"{PROCESS_EXITED} ({why}; noticed by {by}{within})"
 
@@ -180,7 +171,7 @@ def lost(name: str, how: str) -> str:
 
 def left(name: str, reason: str) -> str:
     """A node has left."""
-    reason = "" if reason == Loss.LEFT.value else shown(reason)
+    reason = "" if reason == LEFT else shown(reason)
     return f"{name} left ({reason})" if reason else f"{name} left"
 
 
@@ -198,7 +189,7 @@ def may_be_gone(name: str, how: str) -> str:
 
 
 def text_of(change: WorldChange, name: Namer) -> str:
-    """Describe why a world is over; ``name``: how nodes are called."""
+    """Describe why a world is over; ``name`` names the nodes."""
     match change:
         case Lost(members):
             return change_text(name, members, {})
@@ -224,7 +215,7 @@ def change_text(
     *,
     unnamed: int = 0,
 ) -> str:
-    """Why a world is over: who was lost, who left, who joined."""
+    """Describe why a world is over: which nodes were lost, left, rejoined and joined."""
     for node in (*islice(lost_, LOOKED_AT), *islice(left_, LOOKED_AT), *waiters[:LOOKED_AT]):
         name(node)  # from now on it is known
     parts = [
@@ -232,9 +223,9 @@ def change_text(
         *first(left_, lambda node: left(name(node), left_[node])),
     ]
     whys = because or {}
-    told = [node for node in waiters if node in whys][:_WHYS]
-    parts += [rejoined(name(node), whys[node]) for node in told]
-    others = [node for node in waiters if node not in told]
+    explained = [node for node in waiters if node in whys][:_WHYS]
+    parts += [rejoined(name(node), whys[node]) for node in explained]
+    others = [node for node in waiters if node not in explained]
     if others:
         parts.append(f"{', '.join(first(others, name))} joined")
     if unnamed:

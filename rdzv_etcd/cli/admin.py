@@ -26,7 +26,6 @@ from rdzv_etcd.protocol import inspect_requests
 from rdzv_etcd.protocol.describe import closed_text, names_in
 from rdzv_etcd.protocol.keys import JobKeys
 from rdzv_etcd.protocol.model import Closure
-from rdzv_etcd.protocol.requests import count_nodes, read_control
 from rdzv_etcd.protocol.views import control_from
 from rdzv_etcd.settings import Settings
 from rdzv_etcd.text import many, shown
@@ -100,7 +99,7 @@ async def _close(settings: Settings, closure: Closure, yes: bool) -> None:
     keys = JobKeys(settings.prefix, settings.job_id)
     job = f"job {settings.job_id!r}"
     async with connected(settings) as etcd:
-        control = control_from(keys, await etcd.get(read_control(keys)))
+        control = control_from(keys, await etcd.get(keys.control.read()))
         if control.closure is not None:
             how = closed_text(control.closure, ago(control.closure.wall_s), names_in(control))
             raise RefusedError(f"{job} {how}")
@@ -109,12 +108,12 @@ async def _close(settings: Settings, closure: Closure, yes: bool) -> None:
                 f"{job} has no formed round under {settings.prefix}, so there is nothing to close; "
                 "stop the nodes that wait for one"
             )
-        count = (await etcd.get(count_nodes(keys))).count
+        count = (await etcd.get(keys.nodes.read(count_only=True))).count
         output.confirm(f"Close {job} ({many(count, 'node')})?", yes=yes)
         try:
             result, _ = await put_closed_marker(etcd, settings, control, closure)
         except OutcomeUnknownError:
-            if control_from(keys, await etcd.get(read_control(keys))).closure == closure:
+            if control_from(keys, await etcd.get(keys.control.read())).closure == closure:
                 return
             raise
         if not result.succeeded:

@@ -32,7 +32,6 @@ from rdzv_etcd.etcd.client import EtcdClient
 from rdzv_etcd.etcd.port import Etcd
 from rdzv_etcd.protocol.inspect_requests import may_write
 from rdzv_etcd.protocol.keys import JobKeys
-from rdzv_etcd.protocol.requests import read_control
 from rdzv_etcd.settings import Endpoint, Settings, Tls
 
 _OLDEST = (3, 4)
@@ -161,7 +160,7 @@ async def examine_rights(
 ) -> tuple[bool, list[Finding]]:
     """Find out what a node with these settings may do; also return whether it may read."""
     keys, prefix = JobKeys(settings.prefix, settings.job_id), settings.prefix
-    read_error = await _error_of(etcd.get(read_control(keys)))
+    read_error = await _error_of(etcd.get(keys.control.read()))
     write_error = await _error_of(etcd.txn(may_write(keys), repeatable=True))
     credentials = settings.connection.credentials
     user = "this user" if credentials is None else f"user {credentials.user!r}"

@@ -1,7 +1,7 @@
 """``rdzv-etcd drain``: asks a node to leave at a point that costs its world nothing.
 
-The request is a key; :mod:`rdzv_etcd.protocol.draining` decides what it means. The node obeys: here
-it is only asked, and waited for.
+The request is a key; :mod:`rdzv_etcd.protocol.world_end` decides which members stop for it. The
+node obeys: this command only asks it, and waits.
 """
 
 from __future__ import annotations
@@ -23,12 +23,11 @@ from rdzv_etcd.clock import SystemClock
 from rdzv_etcd.errors import EtcdError
 from rdzv_etcd.node.job_watch import JobWatch
 from rdzv_etcd.node.leave import request_drain
-from rdzv_etcd.protocol.draining import why_drained
+from rdzv_etcd.protocol.describe import why_drained
 from rdzv_etcd.protocol.events import Joined, NodeLeft, NodeLost
 from rdzv_etcd.protocol.job_state import JobState, Role
 from rdzv_etcd.protocol.keys import JobKeys
 from rdzv_etcd.protocol.model import Drain
-from rdzv_etcd.protocol.requests import read_control
 from rdzv_etcd.protocol.views import control_from
 from rdzv_etcd.settings import Settings
 from rdzv_etcd.text import shown
@@ -119,7 +118,7 @@ async def _drain(
         async with watching(etcd, keys, settings.connection.request_timeout_s) as events:
             if not await ask():
                 raise RefusedError(f"{node_id} has just left, or was found to be dead")
-            control = control_from(keys, await etcd.get(read_control(keys)))
+            control = control_from(keys, await etcd.get(keys.control.read()))
             request = control.drains.get(node_id) or Drain(operator(), reason)  # it left at once
             if not as_json:
                 verb = "was already being drained" if was_asked else DrainOutcome.ASKED.value

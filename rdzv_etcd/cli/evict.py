@@ -24,7 +24,6 @@ from rdzv_etcd.etcd.port import Etcd
 from rdzv_etcd.node.accuse import put_accusation, read_place
 from rdzv_etcd.protocol.keys import JobKeys
 from rdzv_etcd.protocol.model import Accusation, Control, NodeInfo
-from rdzv_etcd.protocol.requests import read_control
 from rdzv_etcd.protocol.views import control_from
 from rdzv_etcd.settings import Settings
 from rdzv_etcd.text import shown
@@ -152,7 +151,7 @@ async def _put(
 
 
 async def _look(etcd: Etcd, keys: JobKeys, node_id: str, at: int) -> Eviction:
-    control = control_from(keys, await etcd.get(read_control(keys)))
+    control = control_from(keys, await etcd.get(keys.control.read()))
     if isinstance((await read_place(etcd, keys, node_id)).holds, NodeInfo):
         return Eviction.ANSWERED
     return judge(control, node_id, at)

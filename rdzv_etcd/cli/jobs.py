@@ -21,11 +21,9 @@ from rdzv_etcd.node.job_watch import JobWatch
 from rdzv_etcd.node.views import read_pages, with_members
 from rdzv_etcd.protocol import inspect_requests as requests
 from rdzv_etcd.protocol.describe import names_in
-from rdzv_etcd.protocol.draining import asked_to_leave
-from rdzv_etcd.protocol.job_state import JobState, is_gone, job_state
+from rdzv_etcd.protocol.job_state import JobState, asked_to_leave, is_gone, job_state
 from rdzv_etcd.protocol.keys import JobKeys
 from rdzv_etcd.protocol.model import Control, Drain, Nodes
-from rdzv_etcd.protocol.requests import count_nodes, read_control
 from rdzv_etcd.protocol.views import control_from, nodes_from
 from rdzv_etcd.settings import Settings
 
@@ -127,9 +125,9 @@ async def read_job(
     when nodes were heard of last, if there are not too many. Raises EtcdError, StateCorruptError.
     """
     for _ in range(_TRIES):
-        control = control_from(keys, await etcd.get(read_control(keys)))
+        control = control_from(keys, await etcd.get(keys.control.read()))
         view = await _read_nodes(etcd, keys, control, every_node=every_node)
-        again = control_from(keys, await etcd.get(read_control(keys)))
+        again = control_from(keys, await etcd.get(keys.control.read()))
         if again.round_revision == control.round_revision:
             break
     if view.is_complete:
@@ -144,7 +142,7 @@ async def read_job(
 
 
 async def _read_nodes(etcd: Etcd, keys: JobKeys, control: Control, *, every_node: bool) -> Job:
-    count = (await etcd.get(count_nodes(keys))).count
+    count = (await etcd.get(keys.nodes.read(count_only=True))).count
     if count > SHOWN_NODES and not every_node:
         return Job(keys, control, Nodes(control.revision), count)
     kvs = (await read_pages(etcd, keys.nodes)).kvs
@@ -182,7 +180,7 @@ async def jobs_under(etcd: Etcd, prefix: str, most: int) -> tuple[list[str], boo
     jobs: list[str] = []
     keys = requests.under(prefix)
     while len(jobs) < most:
-        key = await _first(etcd, requests.page(keys, 1, keys_only=True))
+        key = await _first(etcd, keys.read(limit=1, keys_only=True))
         if key is None:
             return jobs, True
         job = requests.job_of(prefix, key)
@@ -200,7 +198,7 @@ async def places_of(etcd: Etcd, keys: JobKeys, most: int) -> list[str]:
     places: list[str] = []
     rest = requests.everything()
     for _ in range(most):
-        key = await _first(etcd, requests.page(rest, 1, keys_only=True))
+        key = await _first(etcd, rest.read(limit=1, keys_only=True))
         if key is None:
             break
         place = requests.place_of(keys, key)
@@ -216,12 +214,12 @@ async def entangled_with(etcd: Etcd, keys: JobKeys) -> list[str]:
     """
     found = []
     for part in requests.between_parts(keys):
-        key = await _first(etcd, requests.page(part, 1, keys_only=True))
+        key = await _first(etcd, part.read(limit=1, keys_only=True))
         if key is not None:
             found.append(f"{key.decode(errors='replace')} is below job {keys.job_id!r}")
     for job in requests.jobs_above(keys.prefix):
         with contextlib.suppress(EtcdPermissionError):  # most users may not look there
-            if await _first(etcd, requests.page(job.control, 1, keys_only=True)) is not None:
+            if await _first(etcd, job.control.read(limit=1, keys_only=True)) is not None:
                 found.append(f"etcd_prefix={keys.prefix} is below job {job.job_id!r}")
     return found
 

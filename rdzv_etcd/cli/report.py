@@ -11,7 +11,7 @@ from rdzv_etcd.cli.output import CLOSED_OR_UNKNOWN, WAITS, WORKS, ago
 from rdzv_etcd.etcd.port import LeaseLeft
 from rdzv_etcd.names import is_unknown
 from rdzv_etcd.protocol import describe
-from rdzv_etcd.protocol.draining import why_drained
+from rdzv_etcd.protocol.describe import why_drained
 from rdzv_etcd.protocol.job_state import NodeState, Role, Stage
 from rdzv_etcd.text import many, shown
 from rdzv_etcd.world_change import reason_to_leave

@@ -19,7 +19,6 @@ from rdzv_etcd.etcd.port import Etcd, GetResult, WatchBatch
 from rdzv_etcd.names import is_unknown
 from rdzv_etcd.node.views import ViewWatch, read_pages, with_members, within
 from rdzv_etcd.node.waiting import Wakeup
-from rdzv_etcd.protocol import requests
 from rdzv_etcd.protocol.events import (
     JobEvent,
     JobView,
@@ -89,7 +88,7 @@ class JobWatch:
             etcd,
             clock,
             self._wakeup,
-            request=requests.read_watched(keys),
+            request=keys.watched.read(),
             in_parts=True,
             build=self._read,
             fold=self._changed,

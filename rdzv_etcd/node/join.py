@@ -31,11 +31,7 @@ from rdzv_etcd.node.leave import (
 )
 from rdzv_etcd.node.waiting import RETRY_S
 from rdzv_etcd.protocol import requests
-from rdzv_etcd.protocol.describe import (
-    is_news,
-    world_text,
-)
-from rdzv_etcd.protocol.draining import why_drained
+from rdzv_etcd.protocol.describe import is_news, why_drained, world_text
 from rdzv_etcd.protocol.member import Member, Phase, Seat
 from rdzv_etcd.protocol.model import Closure, Leader, NodeInfo, Round
 from rdzv_etcd.protocol.steps import (
@@ -287,8 +283,7 @@ class Joining:
             slice_ = member.slice_to_put_back(control)
             member.forget_arrival()  # an earlier one does not say what is wanted now
             session = await context.session.open(min(limit_s, context.urgent_limit_s))
-            also = requests.put_slice(context.keys, control.formed, slice_)
-            txn = requests.arrive(context.keys, info, session, control.round_revision, also)
+            txn = requests.arrive(context.keys, info, session, control, slice_)
             result = await context.write(txn, session, timeout_s=limit_s)
             if result is None:
                 return
@@ -397,7 +392,7 @@ class Joining:
     async def _others_ttls_s(self) -> list[int]:
         """The TTLs of the leases of others that are there, or may be: 0 where it is not known."""
         keys = self._context.keys
-        result = await self._context.etcd.get(requests.read_two_nodes(keys))
+        result = await self._context.etcd.get(keys.nodes.read(limit=2))
         nodes = nodes_from(keys, result, self._context.clock.now_s())
         ttls_s = {keys.node_id(kv.key): 0 for kv in result.kvs}
         ttls_s |= {node_id: one.info.lease_ttl_s for node_id, one in nodes.present.items()}

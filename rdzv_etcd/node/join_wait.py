@@ -19,7 +19,6 @@ from rdzv_etcd.node.context import NodeContext
 from rdzv_etcd.node.leave import closed_text
 from rdzv_etcd.node.slices import members_in
 from rdzv_etcd.node.views import read_pages, within
-from rdzv_etcd.protocol import requests
 from rdzv_etcd.protocol.describe import (
     arrived_text,
     refused_lately,
@@ -166,7 +165,7 @@ class JoinWait:
         size = settings.min_nodes if formed is None else max(settings.min_nodes, formed.size)
         few = size <= context.settings.slice_nodes and (formed is None or formed.slices is None)
         # All nodes ask at the same time: what they read must not grow with the square of the job.
-        request = (requests.read_nodes if few else requests.count_nodes)(context.keys)
+        request = context.keys.nodes.read(count_only=not few)
         try:
             result = await context.etcd.get(request, timeout_s=_ANSWER_S)
             here = nodes_from(context.keys, result, context.clock.now_s()) if few else None

@@ -28,14 +28,14 @@ from rdzv_etcd.node.waiting import RETRY_S
 from rdzv_etcd.protocol import draft, requests
 from rdzv_etcd.protocol.closing import Close, KeepWaiting
 from rdzv_etcd.protocol.describe import text_of_change
-from rdzv_etcd.protocol.lead import Publish, Times, is_unfit_to_lead, leader_step
+from rdzv_etcd.protocol.lead import Times, is_unfit_to_lead, leader_step
 from rdzv_etcd.protocol.member import Member
 from rdzv_etcd.protocol.model import Change, Control, Leader, Nodes, Round
 from rdzv_etcd.protocol.steps import LeadStep, claim_delay_s, holds_lead, lead_step
 from rdzv_etcd.protocol.views import nodes_after, nodes_from, nodes_went_back
-from rdzv_etcd.protocol.world_end import MemberLoss, losses
+from rdzv_etcd.protocol.world_end import losses
 from rdzv_etcd.text import many
-from rdzv_etcd.world_change import left_because
+from rdzv_etcd.world_change import cause_of_loss, left_because
 
 _MOST_REPORTED = 8
 """More unreadable keys than this are one mistake, or one attack: they are only counted."""
@@ -67,8 +67,8 @@ class Leadership:
         self._unreadable_logged = 0
         self._published: Change | None = None
         """The last change that this node has published."""
-        self._losses: tuple[MemberLoss, ...] = ()
-        """The losses of that change."""
+        self._losses: dict[str, float | None] = {}
+        """The losses of that change: see :func:`losses`."""
         self._problem: RdzvEtcdError | None = None
         """See :attr:`problem`. Only a lead that works clears it: that something else can be read
         says nothing about what a leader needs."""
@@ -160,7 +160,7 @@ class Leadership:
             context.etcd,
             clock,
             context.wakeup,
-            request=requests.read_nodes(keys),
+            request=keys.nodes.read(),
             in_parts=True,
             build=lambda result: self._read(result, presences.seen),
             fold=lambda nodes, batch: nodes_after(
@@ -246,7 +246,7 @@ class Leadership:
         if now_s < usable_s:
             return min(usable_s, now_s + RETRY_S)
         step = leader_step(self._member, control, nodes, context.settings, self._times(now_s))
-        if isinstance(step, Publish):
+        if isinstance(step, Change):
             done = await self._publish(control, nodes, step)
         elif isinstance(step, Close):
             done = await self._close(control, nodes, step)
@@ -284,23 +284,22 @@ class Leadership:
             session.round_trip_s,
         )
 
-    async def _publish(self, control: Control, nodes: Nodes, decision: Publish) -> bool:
+    async def _publish(self, control: Control, nodes: Nodes, change: Change) -> bool:
         """Publish the change; ``False`` if things are not as they were when it was decided."""
         context = self._context
         result = await context.etcd.txn(
-            requests.publish_change(context.keys, control, decision.change, nodes),
+            requests.publish_change(context.keys, control, change, nodes),
             timeout_s=context.urgent_limit_s,
         )
         if not result.succeeded:
             await context.control.refresh()
             return False
-        change = decision.change
         context.show_written(result.revision, change=change, change_revision=result.revision)
         context.log.names.learn(nodes.present)  # not at each of thousands of arrivals
         self._published = change
-        self._losses = tuple(losses(change, nodes, context.clock.now_s()))
-        for loss in self._losses:
-            context.recorder.declared_lost(loss.cause, loss.after_s)
+        self._losses = losses(change, nodes, context.clock.now_s())
+        for node_id, after_s in self._losses.items():
+            context.recorder.declared_lost(cause_of_loss(change.lost[node_id]), after_s)
         why = text_of_change(change, context.log.names)
         context.log.info(f"round {change.round} is over: {why}")
         return True
@@ -361,7 +360,7 @@ class Leadership:
                 now_s=context.clock.now_s(),
                 wall_s=context.clock.wall_s(),
                 opened_s=member.opened_s,
-                losses=self._losses if control.open_change == self._published else (),
+                losses=self._losses if control.open_change == self._published else {},
             )
         if not await self._roster.publish(control, record, members):
             return False

@@ -1,9 +1,10 @@
 """The end of a node: a request to leave, closing the job, the goodbye, and removing the job if this
 was its last node.
 
-:mod:`rdzv_etcd.protocol.draining` decides what a drain means. All nodes learn of it from the
-control keys, which they watch anyway. A request from outside has a lease of its own, so that it
-outlives whichever session the node has; the node puts it on its own session when it learns of it.
+A drain is a wish, not a loss: the world continues until its members come to a point at which
+stopping costs no work. All nodes learn of one from the control keys, which they watch anyway. A
+request from outside has a lease of its own, so that it outlives whichever session the node has; the
+node puts it on its own session when it learns of it.
 """
 
 from __future__ import annotations
@@ -29,11 +30,12 @@ from rdzv_etcd.node.lead import Leadership
 from rdzv_etcd.node.waiting import RETRY_S
 from rdzv_etcd.protocol import requests
 from rdzv_etcd.protocol.codec import decode_drain, decode_key
-from rdzv_etcd.protocol.draining import drain_to_announce, why_drained
+from rdzv_etcd.protocol.describe import why_drained
 from rdzv_etcd.protocol.keys import JobKeys
 from rdzv_etcd.protocol.liveness import answer_grace_s
 from rdzv_etcd.protocol.member import Member, Phase
 from rdzv_etcd.protocol.model import Accusation, Closure, Control, Drain, Ended, NodeInfo, Round
+from rdzv_etcd.protocol.steps import drain_to_announce
 from rdzv_etcd.runtime.loop_call import what_interrupted
 from rdzv_etcd.settings import Settings
 from rdzv_etcd.settings.fields import MAX_REASON

@@ -33,13 +33,17 @@ from rdzv_etcd.node.watchdog import CallIns, Watchdog
 from rdzv_etcd.peers import PeerNetwork
 from rdzv_etcd.protocol import requests
 from rdzv_etcd.protocol.describe import known_ids
-from rdzv_etcd.protocol.draining import should_yield
 from rdzv_etcd.protocol.keys import JobKeys
 from rdzv_etcd.protocol.member import Member, Phase, Seat
 from rdzv_etcd.protocol.model import Closure, Control, Drain
-from rdzv_etcd.protocol.steps import waiting_count
 from rdzv_etcd.protocol.views import control_after, control_from, control_went_back
-from rdzv_etcd.protocol.world_end import cause_of_end, others_reason, why_over
+from rdzv_etcd.protocol.world_end import (
+    cause_of_end,
+    others_reason,
+    should_yield,
+    waiting_count,
+    why_over,
+)
 from rdzv_etcd.settings import Settings
 from rdzv_etcd.settings.fields import MAX_REASON
 from rdzv_etcd.text import shown
@@ -86,7 +90,7 @@ class Node:
             etcd,
             clock,
             wakeup,
-            request=requests.read_control(keys),
+            request=keys.control.read(),
             build=self._control_from,
             fold=lambda view, batch: control_after(keys, view, batch.revision, batch.events),
             notice=self._notice,
@@ -155,7 +159,7 @@ class Node:
             return 1  # the next join raises it
         if not self._tasks:
             return 0
-        return waiting_count(self.control, member.record, member.evicted, member.closure)
+        return waiting_count(member, self.control)
 
     def closure(self) -> Closure | None:
         """How the job was closed, if it was, as far as this node knows; from memory.

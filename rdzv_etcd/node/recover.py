@@ -24,7 +24,7 @@ from rdzv_etcd.node.leave import announce_drain, step_aside
 from rdzv_etcd.node.waiting import RETRY_S
 from rdzv_etcd.protocol import requests
 from rdzv_etcd.protocol.codec import encode_node
-from rdzv_etcd.protocol.draining import why_drained
+from rdzv_etcd.protocol.describe import why_drained
 from rdzv_etcd.protocol.liveness import room_for_a_world_s
 from rdzv_etcd.protocol.member import Member, Phase
 from rdzv_etcd.protocol.model import Accusation, NodeInfo

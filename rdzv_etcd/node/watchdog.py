@@ -26,7 +26,7 @@ from rdzv_etcd.node.context import NodeContext
 from rdzv_etcd.peers import PeerNetwork
 from rdzv_etcd.protocol.member import Member, Phase
 from rdzv_etcd.protocol.model import Accusation, Control
-from rdzv_etcd.protocol.steps import waiting_count
+from rdzv_etcd.protocol.world_end import waiting_count
 from rdzv_etcd.world_change import how_wedged
 
 _LOOKS = 8
@@ -74,7 +74,7 @@ def is_on_duty(member: Member, control: Control) -> bool:
     """
     if member.phase is not Phase.MEMBER or member.closure is not None:
         return False
-    return waiting_count(control, member.record, member.evicted) == 0
+    return waiting_count(member, control) == 0
 
 
 class CallIns:

@@ -23,14 +23,14 @@ class Census:
     expected: tuple[str, ...]
     """Live members that have not arrived again yet: they will, or they will be lost.
 
-    Includes one that returned just as it was declared lost: it sees the change, too.
+    Includes one that returned just as it was declared lost: it also sees the change.
     """
     absent: tuple[str, ...]
     """Members without a presence."""
     leaving: Mapping[str, str]
-    """Members that said goodbye, and why."""
+    """Members that announced that they leave, and why."""
     strangers: tuple[Presence, ...]
-    """Waiters whose settings differ from the job's; each notices this itself and leaves."""
+    """Waiters whose settings differ from the job's; each detects this itself and leaves."""
     idle: tuple[str, ...]
     """Live non-members that are not waiting (expelled, of a closed run, or unplaced)."""
     unplaced: tuple[str, ...] = ()
@@ -42,6 +42,11 @@ class Census:
     def pool(self) -> tuple[Presence, ...]:
         """All nodes that may get a rank, in order of preference."""
         return self.returning + self.newcomers
+
+
+def largest_world(count: int, settings: JobSettings) -> int:
+    """Return the size of the largest world that so many nodes may form."""
+    return min(count, settings.max_nodes) // settings.node_unit * settings.node_unit
 
 
 def take_census(control: Control, nodes: Nodes, settings: JobSettings) -> Census:
@@ -77,7 +82,7 @@ def take_census(control: Control, nodes: Nodes, settings: JobSettings) -> Census
         formed is not None and formed.slices is not None and any(map(is_unknown, members))
     )
     others = [presence for node_id, presence in nodes.present.items() if node_id not in seated]
-    for presence in sorted(others, key=_arrival):
+    for presence in sorted(others, key=lambda presence: presence.order):
         info = presence.info
         if info.leaving is not None:
             continue
@@ -113,12 +118,20 @@ def take_census(control: Control, nodes: Nodes, settings: JobSettings) -> Census
     )
 
 
+def missing(control: Control, nodes: Nodes, census: Census) -> dict[str, str]:
+    """Return the members that are absent, and how each was lost or why it left, as far as that is
+    known; those whose names are unknown are left out."""
+    change = control.open_change
+    declared: Mapping[str, str] = {} if change is None else change.lost
+    return {
+        node_id: declared.get(node_id) or nodes.how_absent(node_id)
+        for node_id in census.absent
+        if not is_unknown(node_id)
+    }
+
+
 def _has_finished(presence: Presence) -> bool:
     return presence.info.finished and presence.info.leaving is None
-
-
-def _arrival(presence: Presence) -> tuple[int, str]:
-    return presence.create_revision, presence.info.node_id
 
 
 def _asks_again(presence: Presence, control: Control) -> bool:
@@ -126,7 +139,7 @@ def _asks_again(presence: Presence, control: Control) -> bool:
 
     After the end of a run only nodes that arrived since do, for a new run of the job: a spare of
     the run that ended had asked for the same number, and is about to see the end. Members of that
-    run may still be there, too, when its marker has expired.
+    run may also still be there when its marker has expired.
     """
     record = control.round
     if record is None:  # the next round is the first; a higher number belongs to a run that is over

@@ -6,11 +6,11 @@ import math
 from dataclasses import dataclass
 
 from rdzv_etcd.protocol import describe
-from rdzv_etcd.protocol.census import Census, take_census
+from rdzv_etcd.protocol.census import Census, largest_world, take_census
 from rdzv_etcd.protocol.liveness import may_answer_until_s
 from rdzv_etcd.protocol.model import Control, NodeInfo, Nodes, Presence
 from rdzv_etcd.protocol.ranks import assign_ranks
-from rdzv_etcd.settings import JobSettings
+from rdzv_etcd.settings import JobSettings, Timing
 
 _HEIRS = 32
 """One of them is enough, and every node reads their names."""
@@ -37,27 +37,21 @@ class KeepWaiting:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class RoundLimits:
-    """How long a round stays open, and since when (all on the leader's clock)."""
-
-    last_call_s: float
-    """For nodes that have not appeared yet."""
-    settle_s: float
-    rejoin_s: float
-    """For live members of the previous round, which are about to return."""
-    opened_s: float
-    """Since when nodes could arrive for this round, as far as this leader knows."""
-    give_up_s: float = math.inf
-    """When the leader itself stops waiting: a round that can be closed then is closed."""
-    round_trip_s: float = 0.0
-    """etcd's latency, measured last."""
-
-
 def decide_close(
-    control: Control, nodes: Nodes, settings: JobSettings, limits: RoundLimits, now_s: float
+    control: Control,
+    nodes: Nodes,
+    settings: JobSettings,
+    timing: Timing,
+    now_s: float,
+    *,
+    opened_s: float,
+    give_up_s: float = math.inf,
+    round_trip_s: float = 0.0,
 ) -> Close | KeepWaiting:
     """Decide whether to close the next round now; ``settings`` are the job's.
+
+    All on the leader's clock: nodes could arrive for this round from ``opened_s`` on, as far as it
+    knows, and it stops waiting itself at ``give_up_s``. ``round_trip_s`` is etcd's latency.
 
     * all seats taken and no other node expected: at once;
     * at least ``min_nodes`` and every live member of the previous round back: after ``settle``;
@@ -77,16 +71,16 @@ def decide_close(
         return KeepWaiting(None, describe.round_text(control, None, count, settings))
     census = take_census(control, nodes, settings)
     pool = census.pool
-    size = min(len(pool), settings.max_nodes) // settings.node_unit * settings.node_unit
+    size = largest_world(len(pool), settings)
     if not pool and control.closure is not None:
         return KeepWaiting(None, "")  # the job is over, and the nodes still here are leaving
     if size < settings.min_nodes or size == 0:
         return KeepWaiting(None, _waits_for(control, nodes, settings, census))
-    until_s, why = _closes_at(control, census, size, settings, limits)
+    until_s, why = _closes_at(control, census, size, settings, timing, opened_s=opened_s)
     # An accused node that lives answers within this time; otherwise it would be left out.
-    until_s = max(until_s, may_answer_until_s(nodes, now_s, limits.round_trip_s))
-    if limits.give_up_s < until_s:
-        until_s, why = limits.give_up_s, describe.GIVES_UP
+    until_s = max(until_s, may_answer_until_s(nodes, now_s, round_trip_s))
+    if give_up_s < until_s:
+        until_s, why = give_up_s, describe.GIVES_UP
     if now_s >= until_s:
         return _close(control, census, size, why)
     return KeepWaiting(until_s, _waits_for(control, nodes, settings, census))
@@ -97,25 +91,30 @@ def _waits_for(control: Control, nodes: Nodes, settings: JobSettings, census: Ce
 
 
 def _closes_at(
-    control: Control, census: Census, size: int, settings: JobSettings, limits: RoundLimits
+    control: Control,
+    census: Census,
+    size: int,
+    settings: JobSettings,
+    timing: Timing,
+    *,
+    opened_s: float,
 ) -> tuple[float, str]:
-    """When a round of ``size`` nodes is closed, and why then."""
+    """Return when a round of ``size`` nodes is closed, and why then."""
     pool = census.pool
-    enough_s = _enough_since(pool, settings, limits.opened_s)
+    enough_s = _enough_since(pool, settings, opened_s)
     if census.expected or census.unplaced:
-        until_s = max(limits.opened_s + limits.rejoin_s, enough_s)
-        return until_s, describe.NOT_BACK
-    if size == settings.max_nodes // settings.node_unit * settings.node_unit:
+        return max(opened_s + timing.rejoin_timeout_s, enough_s), describe.NOT_BACK
+    if size == largest_world(settings.max_nodes, settings):
         return -math.inf, describe.ALL_SEATS
     if control.formed is not None:
-        last_s = max(limits.opened_s, *(presence.seen_s for presence in pool))
-        until_s = min(last_s + limits.settle_s, enough_s + limits.last_call_s)
+        last_s = max(opened_s, *(presence.seen_s for presence in pool))
+        until_s = min(last_s + timing.settle_s, enough_s + timing.last_call_timeout_s)
         return until_s, describe.ALL_BACK
-    return enough_s + limits.last_call_s, describe.LAST_CALL
+    return enough_s + timing.last_call_timeout_s, describe.LAST_CALL
 
 
 def _enough_since(pool: tuple[Presence, ...], settings: JobSettings, opened_s: float) -> float:
-    """Since when the smallest allowed world could have been formed."""
+    """Return since when the smallest allowed world could have been formed."""
     unit = settings.node_unit
     least = (settings.min_nodes + unit - 1) // unit * unit
     arrivals = sorted(presence.seen_s for presence in pool)
@@ -144,7 +143,7 @@ def _close(control: Control, census: Census, size: int, reason: str) -> Close:
 
 
 def _heirs(control: Control, census: Census) -> tuple[str, ...]:
-    """The heirs that the last round left out and that are still alive.
+    """Return the heirs that the last round left out and that are still alive.
 
     If etcd lost data, an heir that trained a later world has returned since: it was rank 0 then, or
     got the state from rank 0.

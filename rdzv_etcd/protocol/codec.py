@@ -9,7 +9,7 @@ of being written. Unknown fields are ignored, so that a newer minor version can 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
@@ -26,9 +26,8 @@ from rdzv_etcd.protocol.fields import (
     Kind,
     Object,
     Shape,
-    Single,
-    a_list,
     a_name,
+    alone,
     by_name,
     clamped,
     counted,
@@ -36,6 +35,7 @@ from rdzv_etcd.protocol.fields import (
     decode,
     decode_key,
     encode,
+    several,
     whole,
 )
 from rdzv_etcd.protocol.model import (
@@ -49,6 +49,7 @@ from rdzv_etcd.protocol.model import (
     Refused,
     Round,
     Slices,
+    Ttls,
 )
 from rdzv_etcd.settings import JobSettings
 from rdzv_etcd.settings.fields import MAX_DATA, MAX_EPOCH_CLAIM, MAX_NODES, MAX_ROUND
@@ -58,16 +59,16 @@ __all__ = ["VERSION", "decode_key"]
 T = TypeVar("T")
 
 MAX_EPOCH = 2**61
-"""Of a record that is read, and of what epochs count from. The next base may be higher by etcd's
+"""Of a record that is read, and of the base of epochs. The next base may be higher by etcd's
 revision; with that added once more it still is a number of 64 bits."""
 _LEASE = re.compile("[0-9a-f]{1,16}")
 _MAX_LEASE = 2**63 - 1
 _MAX_PORT = 65535
 _PORT = whole(1, _MAX_PORT)
-_CLAIM = At(clamped(MAX_EPOCH_CLAIM), optional=True)
-"""An epoch, or a clock, of which nobody believes more."""
-_ROUND_TRIP = At(clamped(10_000), optional=True)
-"""Whoever is farther away than that has no time to answer."""
+_CLAIM = clamped(MAX_EPOCH_CLAIM)
+"""An epoch, or a clock; no node believes a higher one."""
+_ROUND_TRIP = clamped(10_000)
+"""A node that is farther away than that has no time to answer."""
 _MAX_TTL_S = 9_000_000_000
 """etcd grants no lease for longer."""
 _TTL = whole(1, _MAX_TTL_S)
@@ -81,12 +82,14 @@ def _an_address(name: str, value: object) -> str:
 
 
 _ADDRESS = Kind(_an_address, _an_address)
-_SETTINGS = Shape(JobSettings, min_nodes=whole(), max_nodes=whole(), node_unit=whole()).kind
+_SETTINGS = Shape(
+    JobSettings, min_nodes=whole(), max_nodes=whole(), node_unit=At(whole(), always=True)
+).kind
 _CLOSURE = Shape(Closure, by=NAME, reason=TEXT, succeeded=FLAG, wall_s=NUMBER)
 
 
-def _codec(shape: Shape[T] | Single[T]) -> tuple[Callable[[T], bytes], Callable[[bytes, bytes], T]]:
-    return partial(encode, shape.write), lambda key, value: decode(key, value, shape.read)
+def _codec(kind: Kind[T]) -> tuple[Callable[[T], bytes], Callable[[bytes, bytes], T]]:
+    return partial(encode, kind), lambda key, value: decode(key, value, kind.read)
 
 
 # --- presence -----------------------------------------------------------------------------------
@@ -104,17 +107,17 @@ _NODE = Shape(
     port=_PORT,
     arrived_for=whole(0, 2 * MAX_ROUND),
     settings=_SETTINGS,
-    rank_key=At(TEXT, optional=True),
-    leaving=At(TEXT, optional=True),
+    rank_key=TEXT,
+    leaving=TEXT,
     epoch_seen=_CLAIM,
     epoch_trained=_CLAIM,
     clock_us=_CLAIM,
-    data=At(data(MAX_DATA), optional=True),
-    peer_port=At(whole(0, _MAX_PORT), optional=True),
+    data=data(MAX_DATA),
+    peer_port=whole(0, _MAX_PORT),
     round_trip_ms=_ROUND_TRIP,
-    because=At(SHOWN, optional=True),
-    lease_ttl=At(whole(0, _MAX_TTL_S), "lease_ttl_s", optional=True),
-    finished=At(FLAG, optional=True),
+    because=SHOWN,
+    lease_ttl=At(whole(0, _MAX_TTL_S), "lease_ttl_s"),
+    finished=FLAG,
 )
 _ACCUSATION = Shape(
     Accusation,
@@ -122,16 +125,16 @@ _ACCUSATION = Shape(
     how=TEXT,
     certain=At(FLAG, "is_certain"),
     round_trip_ms=_ROUND_TRIP,
-    after_ms=At(clamped(3_600_000), optional=True),
+    after_ms=clamped(3_600_000),
 )
-_ACCUSED: Single[Accusation] = Single("accused", _ACCUSATION.kind)
+_ACCUSED = alone("accused", _ACCUSATION.kind)
 
-encode_node = partial(encode, _NODE.write)
-encode_accusation = partial(encode, _ACCUSED.write)
+encode_node = partial(encode, _NODE.kind)
+encode_accusation = partial(encode, _ACCUSED)
 
 
 def decode_place(key: bytes, node_id: str, value: bytes) -> NodeInfo | Accusation:
-    """Read what stands in the place of a node's presence: that, or an accusation."""
+    """Read the value in a node's place: its presence, or an accusation."""
 
     def read(name: str, raw: Object) -> NodeInfo | Accusation:
         if raw.get("accused") is not None:
@@ -145,20 +148,22 @@ def decode_place(key: bytes, node_id: str, value: bytes) -> NodeInfo | Accusatio
 # --- control ------------------------------------------------------------------------------------
 
 
-encode_leader, decode_leader = _codec(Shape(Leader, node=At(NAME, "node_id"), settings=_SETTINGS))
+encode_leader, decode_leader = _codec(
+    Shape(Leader, node=At(NAME, "node_id"), settings=_SETTINGS).kind
+)
 encode_change, decode_change = _codec(
     Shape(
         Change,
         run=NAME,
         round=whole(0, 2 * MAX_ROUND),
-        waiters=NAMES,
-        lost=by_name(TEXT),
-        unnamed=At(whole(0, 2 * MAX_NODES), optional=True),
-        because=At(by_name(TEXT), optional=True),
-    )
+        waiters=At(NAMES, always=True),
+        lost=At(by_name(TEXT), always=True),
+        unnamed=whole(0, 2 * MAX_NODES),
+        because=by_name(TEXT),
+    ).kind
 )
 encode_drain, decode_drain = _codec(
-    Shape(Drain, by=NAME, reason=TEXT, epoch=At(whole(0, 2 * MAX_EPOCH), optional=True))
+    Shape(Drain, by=NAME, reason=TEXT, epoch=whole(0, 2 * MAX_EPOCH)).kind
 )
 
 
@@ -184,20 +189,11 @@ def _slices_fit(slices: Slices) -> None:
 _SLICES = Shape(Slices, _slices_fit, size=whole(1, MAX_NODES), count=whole(1), edition=NAME).kind
 
 
-def _ttls_fit(ttls_s: tuple[int, int]) -> None:
-    whole(ttls_s[0]).read("longest", ttls_s[1])
+def _ttls_fit(ttls: Ttls) -> None:
+    whole(ttls.shortest).read("longest", ttls.longest)
 
 
-_TTLS = Shape(lambda **ttls_s: tuple(ttls_s.values()), _ttls_fit, shortest=_TTL, longest=_TTL)
-
-
-def _write_ttls(name: str, ttls_s: tuple[int, int]) -> Object:
-    written = dict(zip(("shortest", "longest"), ttls_s, strict=True))
-    _TTLS.read(name, written)
-    return written
-
-
-_TTLS_S = Kind(_TTLS.read, _write_ttls)
+_TTLS = Shape(Ttls, _ttls_fit, shortest=_TTL, longest=_TTL).kind
 
 
 def _record_fits(record: Round) -> None:
@@ -222,18 +218,18 @@ _ROUND = Shape(
     settings=_SETTINGS,
     master=At(Kind(_MASTER.arguments, _MASTER.write), ""),
     job_lease=_LEASE_ID,
-    epoch_base=At(counted(MAX_EPOCH), optional=True, always=True),
-    epoch=At(counted(MAX_EPOCH), "epoch_fixed", optional=True),
-    expelled=At(NAMES, optional=True),
-    heirs=At(NAMES, optional=True),
-    slices=At(_SLICES, optional=True),
-    closed=At(_CLOSURE.kind, "closure", optional=True),
-    began_as=At(NAME, optional=True),
-    lease_ttls=At(_TTLS_S, "lease_ttls_s", optional=True),
+    epoch_base=At(counted(MAX_EPOCH), always=True),
+    epoch=At(counted(MAX_EPOCH), "epoch_fixed"),
+    expelled=NAMES,
+    heirs=NAMES,
+    slices=_SLICES,
+    closed=At(_CLOSURE.kind, "closure"),
+    began_as=NAME,
+    lease_ttls=At(_TTLS, "lease_ttls_s"),
 )
 
 
-def _read_round(name: str, raw: Object) -> Round:
+def _read_round(name: str, raw: Any) -> Round:
     state = TEXT.read("state", raw.get("state"))
     if state not in ("formed", "closed"):
         raise ValueError(f"'state' is {state!r}, neither 'formed' nor 'closed'")
@@ -244,66 +240,56 @@ def _read_round(name: str, raw: Object) -> Round:
     return _ROUND.read(name, raw)
 
 
-encode_round = partial(encode, _ROUND.write)
-
-
-def decode_round(key: bytes, value: bytes) -> Round:
-    return decode(key, value, _read_round)
-
-
+encode_round, decode_round = _codec(Kind(_read_round, _ROUND.write))
 _RUN = Shape(
     Ended,
     run=At(NAME, "origin"),
-    epoch=At(clamped(MAX_EPOCH_CLAIM), optional=True, always=True),
+    epoch=At(clamped(MAX_EPOCH_CLAIM), always=True),
 )
 
 
-def _read_runs(name: str, raw: Any) -> tuple[Ended, ...]:
-    return tuple(
-        Ended(closure=_CLOSURE.read(name, run), **_RUN.arguments(name, run))
-        for run in a_list(name, raw)
+encode_ended, decode_ended = _codec(
+    alone(
+        "runs",
+        several(
+            Kind(
+                lambda name, raw: Ended(
+                    closure=_CLOSURE.read(name, raw), **_RUN.arguments(name, raw)
+                ),
+                lambda name, run: {**_RUN.write(name, run), **_CLOSURE.write(name, run.closure)},
+            )
+        ),
     )
-
-
-def _write_runs(name: str, runs: Sequence[Ended]) -> list[Object]:
-    return [{**_RUN.write(name, run), **_CLOSURE.write(name, run.closure)} for run in runs]
-
-
-_ended: Single[Sequence[Ended]] = Single("runs", Kind(_read_runs, _write_runs))
-encode_ended = partial(encode, _ended.write)
-
-
-def decode_ended(key: bytes, value: bytes) -> tuple[Ended, ...]:
-    return tuple(decode(key, value, _ended.read))
-
-
-_base: Single[int] = Single("base", counted(MAX_EPOCH))
-encode_epoch, decode_epoch = _codec(_base)
+)
+encode_epoch, decode_epoch = _codec(alone("base", counted(MAX_EPOCH)))
 encode_refused, decode_refused = _codec(
     Shape(
         Refused,
         node=At(NAME, "node_id"),
         settings=_SETTINGS,
         wall_s=NUMBER,
-        how=At(TEXT, optional=True),
-    )
+        how=TEXT,
+    ).kind
 )
 
 
 # --- slices -------------------------------------------------------------------------------------
 
 
-def _ranks_differ(ranks: dict[str, int]) -> None:
-    if len(set(ranks.values())) != len(ranks):
-        raise ValueError("'ranks' gives a rank twice")
+def _slice(size: int) -> Kind[dict[str, int]]:
+    ranks = by_name(whole(0, size - 1))
 
+    def read(name: str, value: Any) -> dict[str, int]:
+        found = ranks.read(name, value)
+        if len(set(found.values())) != len(found):
+            raise ValueError(f"{name!r} gives a rank twice")
+        return found
 
-def _slice(size: int) -> Single[dict[str, int]]:
-    return Single("ranks", by_name(whole(0, size - 1)), _ranks_differ)
+    return alone("ranks", Kind(read, read))
 
 
 def encode_slice(ranks: Mapping[str, int]) -> bytes:
-    return encode(_slice(MAX_NODES).write, dict(ranks))
+    return encode(_slice(MAX_NODES), dict(ranks))
 
 
 def decode_slice(key: bytes, value: bytes, size: int = MAX_NODES) -> dict[str, int]:

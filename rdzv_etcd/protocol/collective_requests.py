@@ -2,8 +2,8 @@
 
 Each member has a *mark* under each name: a key that only it puts, with each of its writes there,
 and guarded by the mark's revision as it last knew it. Of all copies of its requests one at most is
-therefore applied, and one that comes late does nothing. What says that all have given is guarded in
-the same way by its own revision.
+therefore applied, and one that comes late does nothing. The key that shows that all have given is
+guarded in the same way by its own revision.
 """
 
 from __future__ import annotations
@@ -24,25 +24,26 @@ from rdzv_etcd.etcd.port import (
     TxnResult,
 )
 from rdzv_etcd.protocol.keys import CollectiveKeys
+from rdzv_etcd.protocol.requests import is_at
 
 _MAX_DIGITS = 18
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What there is under one name."""
+    """The state under one name, as one member has read it."""
 
     revision: int
     mark: KeyValue | None
-    """Of the member that looks."""
+    """That of the member that reads."""
     done: KeyValue | None
     count: int
-    """How many have given in the turn that was looked at ..."""
+    """How many members have given in the turn that was read."""
     ranks: frozenset[int]
-    """... and who they are, if that was asked for."""
+    """The ranks of those members, if they were read."""
     own: frozenset[int]
-    """In which turns the member that looks has given, of that one and the one before, if that was
-    asked for."""
+    """The turns in which the member that reads has given, of that one and the one before, if they
+    were read."""
 
     @property
     def mark_revision(self) -> int:
@@ -64,14 +65,14 @@ def give(
     mark: int,
     record: Compare,
 ) -> Txn:
-    """Give ``data`` in ``turn`` and forget what was given two turns before, if this member's mark
-    is of the revision ``mark`` and the round's ``record`` is the world's.
+    """Give ``data`` in ``turn`` and delete this member's data of two turns before, if its mark is
+    of the revision ``mark`` and the round's ``record`` is the world's.
 
-    Either way :func:`seen_in` returns what is there, and :func:`gives` tells by this member's mark
-    whether an earlier copy of this was applied."""
+    Either way :func:`seen_in` returns the state, and by this member's mark :func:`gives` detects
+    that an earlier copy of this was applied."""
     forgotten = (Delete(keys.given(turn - 2, rank)),) if turn > 2 else ()
     return Txn(
-        (_is_at(keys.mark(rank), mark), record),
+        (is_at(keys.mark(rank), mark), record),
         (
             Put(keys.mark(rank), _gives(turn), job_lease),
             Put(keys.given(turn, rank), data, job_lease),
@@ -83,12 +84,12 @@ def give(
 
 
 def take_back(keys: CollectiveKeys, rank: int, turn: int, job_lease: int, seen: Seen) -> Txn:
-    """Take back what this member has given in ``turn``, or is about to, if its mark is as it was
-    ``seen`` and nobody has given anything since: whoever counts after this does not count it."""
+    """Take back this member's data of ``turn``, given or about to be given, if its mark is as it
+    was ``seen`` and no member has given anything since: a later count does not include it."""
     given = keys.all_given(turn)
     return Txn(
         (
-            _is_at(keys.mark(rank), seen.mark_revision),
+            is_at(keys.mark(rank), seen.mark_revision),
             Compare(given.start, Target.MOD, Relation.LESS, seen.revision + 1, given.end),
         ),
         (
@@ -101,18 +102,18 @@ def take_back(keys: CollectiveKeys, rank: int, turn: int, job_lease: int, seen: 
 def announce(
     keys: CollectiveKeys, turn: int, job_lease: int, done: KeyValue | None, record: Compare
 ) -> Txn:
-    """Say that all have given in ``turn``, if ``done`` is still what was said last and the round's
-    record is the world's; otherwise :func:`done_in` the result is what was said."""
+    """Announce that all have given in ``turn``, if ``done`` is still the last announcement and the
+    round's record is the world's; otherwise :func:`done_in` returns that announcement."""
     return Txn(
-        (_is_at(keys.done, 0 if done is None else done.mod_revision), record),
+        (is_at(keys.done, 0 if done is None else done.mod_revision), record),
         (Put(keys.done, b"%d" % turn, job_lease),),
         (read_done(keys),),
     )
 
 
 def look(keys: CollectiveKeys, rank: int, turn: int, *, names: bool) -> Txn:
-    """Read what there is of ``turn``, and whether this member has given in it and in the one
-    before; ``names``: also who has."""
+    """Read the state of ``turn``, and whether this member has given in it and in the one before;
+    ``names``: also which members have."""
     own = (Get(keys.given(each, rank), keys_only=True) for each in (turn, turn - 1))
     return Txn((), (*_look(keys, rank, turn, names=names), *own))
 
@@ -133,7 +134,7 @@ def _look(
 
 
 def seen_in(keys: CollectiveKeys, turn: int, result: TxnResult) -> Seen:
-    """Return what :func:`give` or :func:`look` has read."""
+    """Return the state that :func:`give` or :func:`look` has read."""
     mark, done, given, *own = (each for each in result.results if isinstance(each, GetResult))
     return Seen(
         result.revision,
@@ -146,7 +147,7 @@ def seen_in(keys: CollectiveKeys, turn: int, result: TxnResult) -> Seen:
 
 
 def done_in(result: TxnResult) -> KeyValue | None:
-    """Return what was said last, from a refused :func:`announce`."""
+    """Return the last announcement, from a refused :func:`announce`."""
     (found,) = result.results
     return found.kvs[0] if isinstance(found, GetResult) and found.kvs else None
 
@@ -167,7 +168,3 @@ def turns(done: KeyValue | None) -> int:
 
 def _gives(turn: int) -> bytes:
     return b"gives %d" % turn
-
-
-def _is_at(key: bytes, revision: int) -> Compare:
-    return Compare(key, Target.MOD, Relation.EQUAL, revision)

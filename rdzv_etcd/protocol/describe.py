@@ -1,4 +1,4 @@
-"""Words for what a job waits for, and for what came of it. Pure.
+"""Words for the waits of a job, and for their outcomes. Pure.
 
 The only place that has them: logs, errors, ``status``, ``watch``, ``history`` and ``doctor`` take
 them from here. How a member was lost and why a world is over: :mod:`rdzv_etcd.world_change`.
@@ -9,16 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from itertools import islice
 
-from rdzv_etcd.names import LOOKED_AT, Names, is_unknown
-from rdzv_etcd.protocol.census import Census, take_census
+from rdzv_etcd.names import LOOKED_AT, Names, display_name, is_unknown
+from rdzv_etcd.protocol.census import Census, missing, take_census
 from rdzv_etcd.protocol.member import Seat
-from rdzv_etcd.protocol.model import Change, Closure, Control, Nodes, Refused
+from rdzv_etcd.protocol.model import Change, Closure, Control, Drain, Nodes, Refused
 from rdzv_etcd.settings import JobSettings
 from rdzv_etcd.settings.fields import MAX_ROUND
 from rdzv_etcd.text import many, shown
 from rdzv_etcd.world_change import Namer, change_text, first, reason_to_leave
 
 _WHY_SHOWN = 400
+_REASON_SHOWN = 500
 
 
 def names_in(
@@ -46,33 +47,39 @@ def known_ids(control: Control) -> Iterator[str]:
 
 
 def lost_and_left(gone: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """Part the members that a change says are gone: those that were lost, and how, and those that
-    left, and why."""
+    """Separate the members that are gone according to a change: those that were lost, and how, and
+    those that left, and why."""
     reasons = {node: reason_to_leave(how) for node, how in gone.items()}
     lost = {node: how for node, how in gone.items() if reasons[node] is None}
     return lost, {node: reason for node, reason in reasons.items() if reason is not None}
 
 
 def text_of_change(change: Change, name: Namer) -> str:
-    """The same with all that a published change holds."""
+    """Describe a published change."""
     lost_, left_ = lost_and_left(change.lost)
     return change_text(name, lost_, left_, change.waiters, change.because, unnamed=change.unnamed)
 
 
 def closed_text(closure: Closure, when: str, name: Namer) -> str:
-    """How a run ended, as a verdict."""
+    """Describe how a run ended, as a verdict."""
     how = "finished" if closure.succeeded else "failed"
     return f"{how}: closed by {name(closure.by)} {when}: {shown(closure.reason)}"
 
 
+def why_drained(drain: Drain, node_id: str) -> str:
+    """Describe why a drained node leaves."""
+    by = "" if drain.by == node_id else f" by {display_name(drain.by)}"
+    return f"drained{by}: {shown(drain.reason, _REASON_SHOWN)}"
+
+
 GONE = "all its nodes died or left, and none of them closed it"
 
-# --- what a node waits for ------------------------------------------------------------------------
+# --- the waits of a node --------------------------------------------------------------------------
 
 
 def world_text(world: Seat, before: Seat | None, waited_s: float, reason: str = "") -> str:
-    """What came of a wait; ``before`` is the node's seat in the world before, ``reason`` why that
-    is over."""
+    """Describe the world that ended a wait; ``before`` is the node's seat in the world before, and
+    ``reason`` why that is over."""
     why = f"; {reason}" if reason else ""
     was = "" if before is None else f" (was {before.rank} of {before.size}{why})"
     return (
@@ -89,7 +96,7 @@ def is_news(world: Seat, before: Seat | None, reason: str) -> bool:
 
 
 def wanted(settings: JobSettings) -> str:
-    """How many nodes a world may have."""
+    """Describe how many nodes a world may have."""
     unit = f" in units of {settings.node_unit}" if settings.node_unit > 1 else ""
     if settings.min_nodes == settings.max_nodes:
         return f"{settings.min_nodes}{unit}"
@@ -97,14 +104,14 @@ def wanted(settings: JobSettings) -> str:
 
 
 def count_text(count: int, settings: JobSettings, here: str = "") -> str:
-    """So many nodes, of those that a world may have."""
+    """Describe a number of nodes, of those that a world may have."""
     if settings.min_nodes == settings.max_nodes:
         return f"{count} of {many(settings.max_nodes, 'node')}{here}"
     return f"{many(count, 'node')}{here} ({wanted(settings)} wanted)"
 
 
 def seat_text(job_id: str, control: Control) -> str:
-    """What a spare waits for."""
+    """Describe what a spare waits for."""
     formed = control.formed
     if formed is None:
         return "for a seat"
@@ -125,11 +132,11 @@ def round_text(
     names: Names | None = None,
     census: Census | None = None,
 ) -> str:
-    """What the next round waits for.
+    """Describe what the next round waits for.
 
     ``nodes`` are all presences; ``None`` if there are too many to look at, ``count`` of them.
-    ``settings`` are the job's. ``where`` is it that a node looks for others: a node that has not
-    come yet may be looking elsewhere.
+    ``settings`` are the job's. ``where`` is where this node looks for others: a node that has not
+    joined yet may be looking elsewhere.
     """
     stuck = no_successor(control)
     if stuck:
@@ -144,7 +151,7 @@ def round_text(
         here = [presence.info.node_id for presence in census.pool]
         count = len(here)
         named = f": {names.all(here)}" if here else ""
-        parts = missing(control, nodes, census, names)
+        parts = _missing_text(control, nodes, census, names)
         if not parts and count >= settings.min_nodes and census.pool:
             parts = ["more may join until the last call is over"]
     head = f"round {control.next_number}: {count_text(count, settings, ' here')}{named}"
@@ -153,7 +160,8 @@ def round_text(
 
 
 def no_successor(control: Control) -> str:
-    """Say so if no round can follow the one there is: then all wait until its record is gone."""
+    """Describe why no round can follow the last: all wait until its record is gone. Empty if one
+    can."""
     number = control.next_number - 1
     if number < MAX_ROUND:
         return ""
@@ -163,10 +171,10 @@ def no_successor(control: Control) -> str:
 def arrived_text(
     control: Control, nodes: Nodes, settings: JobSettings
 ) -> tuple[tuple[str, ...], str]:
-    """Who has arrived for the next round, when a node gives it up; and the same in words, with who
-    has not.
+    """Return the nodes that have arrived for the next round, when a node gives that up; and a text
+    that also names those that have not.
 
-    A node that is there has not arrived if it is still at work in the round before. ``control``
+    A node that is there has not arrived if it still works in the round before. ``control``
     names its members; ``settings`` are the job's.
     """
     census = take_census(control, nodes, settings)
@@ -177,17 +185,12 @@ def arrived_text(
         f"({names.all(arrived) or 'none'})"
     ]
     parts += filter(None, [no_successor(control)])
-    return arrived, "; ".join((*parts, *missing(control, nodes, census, names)))
+    return arrived, "; ".join((*parts, *_missing_text(control, nodes, census, names)))
 
 
-def missing(control: Control, nodes: Nodes, census: Census, names: Names) -> list[str]:
+def _missing_text(control: Control, nodes: Nodes, census: Census, names: Names) -> list[str]:
     """Name the nodes that the next round waits for, or does without, and why."""
-    change = control.open_change
-    how = {node_id: nodes.how_absent(node_id) for node_id in nodes.accused}
-    how |= {} if change is None else change.lost
-    lost_, left_ = lost_and_left(
-        {node: how.get(node, "gone") for node in census.absent if not is_unknown(node)}
-    )
+    lost_, left_ = lost_and_left(missing(control, nodes, census))
     left_ |= census.leaving
 
     def late(node_id: str) -> str:
@@ -219,7 +222,7 @@ def _where_others_are(
 def refused_lately(control: Control, settings: JobSettings | None) -> Refused | None:
     """Return the node that could not join lately; ``settings`` are the job's, if they are known.
 
-    What other settings kept out of an earlier run may have those of this one.
+    A node whose settings kept it out of an earlier run may have those of this one.
     """
     refused = control.refused
     if refused is None or refused.how:
@@ -228,13 +231,13 @@ def refused_lately(control: Control, settings: JobSettings | None) -> Refused | 
 
 
 def refused_text(refused: Refused, name: Namer, when: str = "") -> str:
-    """Which node cannot join, and why."""
+    """Describe which node cannot join, and why."""
     verb = f"could not join ({when})" if when else "cannot join"
     return f"{name(refused.node_id)} {verb}: {shown(refused.why, _WHY_SHOWN)}"
 
 
 def refused_help(refused: Refused) -> str:
-    """What to do about it."""
+    """Describe what to do about it."""
     if refused.how:
         return "fix what its gate checks, or keep that host out of the job"
     return "start all nodes with the same --nnodes and node_unit"

@@ -1,17 +1,16 @@
-"""Drafts what a leader writes when it closes a round: the record, and how it came about. Pure."""
+"""Drafts the record that a leader writes when it closes a round, and the audit of that. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from heapq import nlargest
 from itertools import islice
 
 from rdzv_etcd.protocol.closing import Close
 from rdzv_etcd.protocol.describe import refused_lately
 from rdzv_etcd.protocol.member import Member
-from rdzv_etcd.protocol.model import Change, Control, NodeInfo, Nodes, Round
+from rdzv_etcd.protocol.model import Change, Control, NodeInfo, Nodes, Round, Ttls
 from rdzv_etcd.protocol.ranks import slices_for
-from rdzv_etcd.protocol.world_end import MemberLoss
 from rdzv_etcd.settings import Settings
 from rdzv_etcd.settings.fields import MAX_EPOCH_CLAIM
 from rdzv_etcd.text import shown
@@ -53,7 +52,7 @@ def next_record(
         slices=slices,
         heirs=decision.heirs,
         began_as=None if origin == run else origin,
-        lease_ttls_s=(min(ttls_s), max(ttls_s)),
+        lease_ttls_s=Ttls(min(ttls_s), max(ttls_s)),
     )
 
 
@@ -70,13 +69,14 @@ def highest_known_epoch(member: Member, control: Control, nodes: Nodes, epoch_fl
 
 
 def epoch_base(control: Control, world: Sequence[NodeInfo], highest: int) -> int:
-    """Return what revisions are counted on top of, so that epochs only grow.
+    """Return the base to which revisions are added, so that epochs only grow.
 
     Revisions begin again after a loss of data, and an embedded etcd is a new one in every run:
     where all nodes are new, none may be left that knows of an epoch. Theirs is therefore not less
     than the time, by the lower median of their clocks: one that is wrong does not decide. If most
-    were wrong in an earlier run, etcd remembers what that led to. A node that has trained counts on
-    from what it knows: by the clock an older world that is back would look like the latest.
+    were wrong in an earlier run, etcd remembers the resulting base. A node that has trained counts
+    from the epoch that it knows: by the clock an older world that is back would look like the
+    latest.
     """
     before = control.round
     clocks = sorted(node.clock_us for node in world)
@@ -94,7 +94,7 @@ def keeps_name(member: Member, control: Control, name: str | None, highest: int)
     names of its own, and a new one if it cannot know whether later rounds than the last have had
     the next number.
 
-    That is so if the record is older than what some node has seen (``highest``: an epoch), or was
+    That is so if the record is older than an epoch that some node has seen (``highest``), or was
     put back, or if etcd has gone back, or gave no answer: so run and number name a round once,
     whatever etcd forgets.
     """
@@ -128,7 +128,7 @@ def audit(
     now_s: float,
     wall_s: float,
     opened_s: float,
-    losses: Sequence[MemberLoss],
+    losses: Mapping[str, float | None],
 ) -> dict[str, object]:
     """Describe how the round came about, for people; ``opened_s``: since when it could be closed;
     ``losses``: those of the change, if this node has published it."""
@@ -157,7 +157,7 @@ def audit(
 
 
 def _refused(control: Control, record: Round) -> dict[str, object] | None:
-    """Which node could not join lately, and why."""
+    """Return which node could not join lately, and why."""
     refused = refused_lately(control, record.settings)
     if refused is None:
         return None
@@ -165,12 +165,8 @@ def _refused(control: Control, record: Round) -> dict[str, object] | None:
     return {"node": refused.node_id, "why": why, "wall_s": round(refused.wall_s, 3)}
 
 
-def _audited(change: Change, losses: Sequence[MemberLoss]) -> dict[str, object]:
-    after_s = {
-        loss.node_id: round(loss.after_s, 3)
-        for loss in losses
-        if loss.after_s is not None and loss.node_id in change.lost
-    }
+def _audited(change: Change, losses: Mapping[str, float | None]) -> dict[str, object]:
+    after_s = {node: round(after_s, 3) for node, after_s in losses.items() if after_s is not None}
     return {
         "waiters": list(change.waiters),
         "lost": dict(change.lost),
@@ -180,8 +176,8 @@ def _audited(change: Change, losses: Sequence[MemberLoss]) -> dict[str, object]:
 
 
 def _why_back(decision: Close, change: Change | None) -> dict[str, str]:
-    """Why members came back that gave a reason: first those that ended the round before, which a
-    failure elsewhere may have made fail as well."""
+    """Return why members rejoined that gave a reason: first those that ended the round before; a
+    failure elsewhere may have made the others fail."""
     ended = {} if change is None else change.because
     others = {
         node.node_id: shown(node.because)

@@ -1,8 +1,8 @@
-"""What happens in a job, told from two views of it that follow each other. Pure.
+"""The events of a job, from two views of it that follow each other. Pure.
 
-A view holds all of the job that anybody watches: the control keys and the presences. What happened
-between two of them does not depend on how many changes there were: after a break, or if some were
-left out, what remains of them is told.
+A view holds all of the job that is watched: the control keys and the presences. The events between
+two views do not depend on how many changes there were: after a break, or if some were left out,
+those that can still be seen are reported.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from rdzv_etcd.world_change import WorldChange, reason_to_leave
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Observed:
-    """When it was observed; events that differ in nothing else are equal."""
+    """The time of an observation; events that differ only in it are equal."""
 
     at_s: float = field(default=0.0, compare=False)
-    """Seconds on the observer's clock that never goes back: ``CLOCK_BOOTTIME`` on Linux, else
+    """Seconds on the observer's monotonic clock: ``CLOCK_BOOTTIME`` on Linux, else
     ``time.monotonic``."""
     wall_s: float = field(default=0.0, compare=False)
     """Seconds since 1970 on the observer's wall clock (``time.time``)."""
@@ -32,14 +32,14 @@ class _Observed:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot(_Observed):
-    """What the job is: the first event, and the one that follows :class:`Missed`."""
+    """The state of the job: the first event, and the one that follows :class:`Missed`."""
 
     state: JobState
 
 
 @dataclass(frozen=True, slots=True)
 class Joined(_Observed):
-    """A node is there: it has arrived for a world, or was missing and is back."""
+    """A node joined: it has arrived for a world, or was missing and is back."""
 
     node: str
     """Its node id."""
@@ -47,36 +47,36 @@ class Joined(_Observed):
 
 @dataclass(frozen=True, slots=True)
 class NodeMissing(_Observed):
-    """A member's presence is gone without a good-bye. It is not lost before the job's leader has
-    said so: if it lives, it comes back (:class:`Joined`)."""
+    """A member's presence is gone, and the member had not announced that. It is not lost before the
+    job's leader has declared it lost: if it lives, it comes back (:class:`Joined`)."""
 
     node: str
     """Its node id."""
     how: str
-    """``lease expired``, or what another node has seen of it."""
+    """``lease expired``, or the evidence of another node."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeLost(_Observed):
-    """A member was declared lost; or a node that was no member is gone without a good-bye."""
+    """A member was declared lost; or a node that was no member is gone unannounced."""
 
     node: str
     """Its node id."""
     how: str
-    """``lease expired``, or what another node has seen of it."""
+    """``lease expired``, or the evidence of another node."""
     after_s: float | None = None
-    """How many seconds after the end of its process this was observed; ``None`` if nobody knows
-    when that was, as when its lease ran out."""
+    """Seconds from the end of its process to this observation; ``None`` if that end was not seen,
+    as when its lease ran out."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeLeft(_Observed):
-    """A node has left, and said so."""
+    """A node has left, and announced that."""
 
     node: str
     """Its node id."""
     reason: str
-    """What it gave as its reason, or that its run is over."""
+    """The reason that it gave, or that its run is over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +90,8 @@ class WorldFormed(_Observed):
     """The node ids by rank; empty if they are not known (a large world whose ranks etcd has lost
     for the moment)."""
     formed_in_s: float | None = None
-    """How many seconds after the end of the world before it, or the arrival of the first node,
-    this was; ``None`` if that was not observed."""
+    """Seconds since the end of the world before it, or since the arrival of the first node;
+    ``None`` if that was not observed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ class JobEnded(_Observed):
     succeeded: bool
     """Whether its work is done."""
     by: str
-    """The id of the node that said so."""
+    """The id of the node that closed it."""
     reason: str
 
 
@@ -120,7 +120,7 @@ class Missed(_Observed):
     """The reader was too slow, and events were dropped; a :class:`Snapshot` follows."""
 
     count: int
-    """How many."""
+    """How many events were dropped."""
 
 
 JobEvent: TypeAlias = (
@@ -153,7 +153,7 @@ class JobView:
     at_s: float
     wall_s: float
     touched: frozenset[str] | None = None
-    """The nodes that may not be what they were in the view before; ``None``: any."""
+    """The nodes that may differ from the view before; ``None``: any."""
     members: frozenset[str] = frozenset()
     """Those of the formed round."""
     world: _World | None = None
@@ -219,7 +219,7 @@ def _members(before: JobView | None, control: Control) -> frozenset[str]:
 
 
 def _waited_since_s(before: JobView | None, nodes: Nodes, at_s: float) -> float | None:
-    """Only who has seen that nobody was there knows when the first one came."""
+    """Only an observer that has seen no node there knows when the first one joined."""
     if before is None or not nodes.present:
         return None
     return before.waited_since_s if before.nodes.present else at_s
@@ -229,7 +229,7 @@ _RUN_IS_OVER = "its run is over"
 
 
 class _Standing(Enum):
-    AWAY = "not there, and nobody waits for it"
+    AWAY = "not there, and not waited for"
     THERE = "there"
     MISSING = "a member that is not there"
     LEFT = "has left"
@@ -237,7 +237,7 @@ class _Standing(Enum):
 
 
 def happened(before: JobView, after: JobView) -> list[JobEvent]:
-    """Tell what happened between two views."""
+    """Return the events between two views."""
     events: list[JobEvent] = []
     for node_id in _candidates(before, after):
         events += _of_node(node_id, before, after)
@@ -257,7 +257,7 @@ def happened(before: JobView, after: JobView) -> list[JobEvent]:
 
 
 def _candidates(before: JobView, after: JobView) -> Iterator[str]:
-    """The nodes of which there may be something to tell, each once."""
+    """Yield the nodes that may have an event, each once."""
     if after.touched is None:
         found = {*before.nodes.present, *after.nodes.present, *before.members, *after.members}
         return iter(sorted(found))
@@ -290,7 +290,7 @@ def _of_node(node_id: str, before: JobView, after: JobView) -> Iterator[JobEvent
 
 
 def _standing(view: JobView, node_id: str) -> tuple[_Standing, str]:
-    """What a node is, and how it was lost or why it left."""
+    """Return what a node is, and how it was lost or why it left."""
     presence, nodes, control = view.nodes.present.get(node_id), view.nodes, view.control
     change = control.open_change
     declared = None if change is None else change.lost.get(node_id)
@@ -311,21 +311,19 @@ def _standing(view: JobView, node_id: str) -> tuple[_Standing, str]:
 
 
 def _is_over_for(node_id: str, before: JobView, after: JobView) -> bool:
-    """Whether a run has ended since the node arrived: then it goes without a good-bye."""
+    """Whether a run has ended since the node arrived: then it leaves without announcing that."""
     presence = before.nodes.present.get(node_id)
     return presence is not None and presence.mod_revision < after.control.ended_revision
 
 
 def _may_be_lost(change: Change | None) -> bool:
-    """Whether a change has been published that does not name all whom it declares lost."""
+    """Whether a change has been published that does not name all members that it declares lost."""
     return change is not None and change.unnamed > 0
 
 
 def _gone_for_s(node_id: str, before: JobView, after: JobView) -> float | None:
     accused = after.nodes.accused.get(node_id) or before.nodes.accused.get(node_id)
-    if accused is None or accused.accusation.after_ms is None:
-        return None
-    return max(0.0, after.at_s - accused.seen_s) + accused.accusation.after_ms / 1000
+    return None if accused is None else accused.gone_for_s(after.at_s)
 
 
 def _of_world(world: _World, after: JobView) -> Iterator[WorldOver]:
@@ -339,8 +337,8 @@ def _of_world(world: _World, after: JobView) -> Iterator[WorldOver]:
 
 
 def _ends(before: JobView, after: Control) -> list[Ended]:
-    """The runs that have ended since. An etcd that was restored tells of earlier ones again, which
-    it had forgotten; epochs only grow."""
+    """Return the runs that have ended since. An etcd that was restored shows earlier ones again,
+    which it had forgotten; epochs only grow."""
     least = 0 if before.world is None else before.world.epoch
     return [run for run in after.ended if run.epoch >= least and run.epoch > before.ended_epoch]
 

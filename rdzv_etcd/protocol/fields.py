@@ -1,7 +1,7 @@
 """Typed, bounded fields of JSON objects. Knows limits, not what fields mean.
 
-A :class:`Kind` is one field's type and bounds, stated once and checked both ways: what is written
-is what every reader accepts, since another node could only report it as corrupt. A :class:`Shape`
+A :class:`Kind` is one field's type and bounds, stated once and checked both ways: every reader
+accepts every value that is written; another node could only report it as corrupt. A :class:`Shape`
 is an object: its fields' kinds in the order in which they are written.
 """
 
@@ -11,7 +11,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar
 
 from rdzv_etcd.errors import (
     SettingsError,
@@ -38,19 +38,19 @@ Object = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class Kind(Generic[T]):
     """One field's type and bounds. Both functions take the field's name and a value, and raise a
     ValueError that names the field."""
 
-    read: Callable[[str, Any], Any]
-    write: Callable[[str, Any], Any]
+    read: Callable[[str, Any], T]
+    write: Callable[[str, T], Any]
 
 
-def _same(check: Callable[[str, Any], Any]) -> Kind:
+def _same(check: Callable[[str, Any], T]) -> Kind[T]:
     return Kind(check, check)
 
 
-def whole(least: int = 0, most: int = _MAX_NUMBER) -> Kind:
+def whole(least: int = 0, most: int = _MAX_NUMBER) -> Kind[int]:
     """A whole number."""
 
     def check(name: str, value: Any) -> int:
@@ -61,17 +61,17 @@ def whole(least: int = 0, most: int = _MAX_NUMBER) -> Kind:
     return _same(check)
 
 
-def counted(most: int) -> Kind:
+def counted(most: int) -> Kind[int]:
     """A whole number that the next writer counts on from: at most ``most`` on reading, twice as
-    much on writing, so that whatever was read has a successor.
+    much on writing, so that every number that was read has a successor.
 
-    No job comes near ``most``, only what a stranger wrote does. Were the limits the same, the
-    highest number would be accepted, and nobody could ever write again.
+    No job comes near ``most``, only a foreign value does. If the limits were the same, the highest
+    number would be accepted, and no node could ever write again.
     """
     return Kind(whole(0, most).read, whole(0, 2 * most).write)
 
 
-def clamped(most: int) -> Kind:
+def clamped(most: int) -> Kind[int]:
     """A whole number that is written as the nearest one that readers accept."""
 
     def nearest(name: str, value: Any) -> int:
@@ -107,33 +107,26 @@ def _names(name: str, value: object) -> Sequence[str]:
     names = a_list(name, value)
     if len(names) > MAX_NODES:
         raise ValueError(f"{name!r} has more than {MAX_NODES} entries")
-    if not _are_names(names):
-        for item in names:
-            a_name(name, item)  # says which one is wrong
-    return cast(Sequence[str], names)
+    return [a_name(name, each) for each in names]
 
 
-def _are_names(values: Sequence[object]) -> bool:
-    """Whether all can be names: every node reads those of all its peers, so none is looked at by
-    itself."""
-    if not values:
-        return True
-    if set(map(type, values)) != {str}:
-        return False
-    names = cast(Sequence[str], values)
-    lengths = set(map(len, names))
-    return min(lengths) > 0 and max(lengths) <= MAX_NAME and "".join(names).isprintable()
-
-
-def by_name(kind: Kind) -> Kind:
+def by_name(kind: Kind[T]) -> Kind[dict[str, T]]:
     """An object whose keys are names, and whose values are of that kind."""
 
-    def each(check: Callable[[str, Any], Any]) -> Callable[[str, Any], Object]:
+    def each(check: Callable[[str, Any], T]) -> Callable[[str, Any], dict[str, T]]:
         return lambda name, value: {
             a_name(name, key): check(name, item) for key, item in _object(name, value).items()
         }
 
     return Kind(each(kind.read), each(kind.write))
+
+
+def several(kind: Kind[T]) -> Kind[Sequence[T]]:
+    """A list of that kind."""
+    return Kind(
+        lambda name, value: tuple(kind.read(name, each) for each in a_list(name, value)),
+        lambda name, value: [kind.write(name, each) for each in value],
+    )
 
 
 def _flag(name: str, value: object) -> bool:
@@ -151,9 +144,9 @@ def _number(name: str, value: object) -> float:
     return number
 
 
-def data(most: int) -> Kind:
-    """Any JSON object of at most so many bytes, no deeper than a node may write it: else it would
-    depend on the depth of the reader's stack who can read or copy it."""
+def data(most: int) -> Kind[Object]:
+    """Any JSON object of at most so many bytes, no deeper than a node may write it: otherwise it
+    would depend on the depth of a reader's stack whether it can be read or copied."""
 
     def check(name: str, value: object) -> Object:
         content = dict(_object(name, value))
@@ -187,9 +180,7 @@ NAME = _same(a_name)
 TEXT = _same(a_text)
 SHOWN = Kind(a_text, lambda name, value: a_text(name, shown(value)))
 """A text that is cut off where it gets too long to be shown."""
-NAMES = Kind(
-    lambda name, value: tuple(_names(name, value)), lambda name, value: list(_names(name, value))
-)
+NAMES: Kind[Sequence[str]] = Kind(lambda name, value: tuple(_names(name, value)), _names)
 FLAG = _same(_flag)
 NUMBER = _same(_number)
 
@@ -199,27 +190,27 @@ NUMBER = _same(_number)
 
 @dataclass(frozen=True, slots=True)
 class At:
-    """A field that has another name than the attribute, or that may be missing."""
+    """A field that has another name than its attribute, or whose default is written as well."""
 
-    kind: Kind
+    kind: Kind[Any]
     attribute: str | None = None
     """Empty: it stands for the whole object; reading it gives arguments for that."""
-    optional: bool = False
-    """If it is missing, the attribute has its default; the default is not written."""
     always: bool = False
-    """It is optional for readers, and always written."""
 
 
 class Shape(Generic[T]):
-    """How objects of one type are written: a kind for each field, by its name, in this order."""
+    """How objects of one type are written: a kind for each field, by its name, in this order.
+
+    A field whose attribute has a default may be missing; the default is not written.
+    """
 
     def __init__(
         self,
         make: Callable[..., T],
         check: Callable[[T], object] = lambda _: None,
-        **entries: Kind | At,
+        **entries: Kind[Any] | At,
     ) -> None:
-        """``check`` raises ValueError for what cannot be, as read or about to be written."""
+        """``check`` raises ValueError for an impossible value that was read or is to be written."""
         self._make = make
         self._check = check
         self._entries = [_entry(make, name, each) for name, each in entries.items()]
@@ -253,55 +244,44 @@ class Shape(Generic[T]):
         return written
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> Kind[T]:
         """Such an object as a field of another one."""
         return Kind(self.read, self.write)
 
 
 def _entry(
-    make: Callable[..., object], name: str, at: Kind | At
-) -> tuple[str, str, Kind, object, bool]:
+    make: Callable[..., object], name: str, at: Kind[Any] | At
+) -> tuple[str, str, Kind[Any], object, bool]:
     if isinstance(at, Kind):
         at = At(at)
     attribute = name if at.attribute is None else at.attribute
     default: object = MISSING
-    if at.optional and is_dataclass(make):
-        of = next(each for each in fields(make) if each.name == attribute)
-        default = of.default_factory() if of.default_factory is not MISSING else of.default
-        if default is MISSING:
-            raise TypeError(f"the field {name!r} is optional, and its attribute has no default")
+    for of in fields(make) if is_dataclass(make) else ():
+        if of.name == attribute:
+            default = of.default if of.default_factory is MISSING else of.default_factory()
     return name, attribute, at.kind, default, at.always
 
 
-class Single(Generic[T]):
-    """An object with one field, whose value is all there is to it."""
+def alone(field: str, kind: Kind[T]) -> Kind[T]:
+    """An object with this one field, whose value is all there is to it."""
 
-    def __init__(
-        self, name: str, kind: Kind, check: Callable[[T], object] = lambda _: None
-    ) -> None:
-        self._name, self._kind, self._check = name, kind, check
-
-    def read(self, name: str, raw: Any) -> T:
-        value = _object(name, raw).get(self._name)
+    def read(name: str, raw: Any) -> T:
+        value = _object(name, raw).get(field)
         if value is None:
-            raise ValueError(f"field {self._name!r} is missing")
-        found: T = self._kind.read(self._name, value)
-        self._check(found)
-        return found
+            raise ValueError(f"field {field!r} is missing")
+        return kind.read(field, value)
 
-    def write(self, _name: str, value: T) -> Object:
-        self._check(value)
-        return {self._name: self._kind.write(self._name, value)}
+    return Kind(read, lambda _, value: {field: kind.write(field, value)})
 
 
 # --- values ---------------------------------------------------------------------------------------
 
 
-def encode(write: Callable[[str, T], Object], value: T) -> bytes:
+def encode(kind: Kind[T], value: T) -> bytes:
     """Return the bytes. Raises :class:`~rdzv_etcd.errors.UnwritableValueError` for a value that
     others could not read."""
     try:
-        written = {"v": VERSION, **write("value", value)}
+        written = {"v": VERSION, **kind.write("value", value)}
         return json.dumps(written, separators=(",", ":"), allow_nan=False).encode()
     except (ValueError, OverflowError) as error:
         raise UnwritableValueError(str(error)) from error
@@ -324,7 +304,7 @@ def decode(key: bytes, value: bytes, read: Callable[[str, Any], T]) -> T:
 
 
 def decode_key(decode_value: Callable[[bytes, bytes], T], kv: KeyValue) -> T:
-    """Decode the value of a key. Raises StateCorruptError, which says who wrote it."""
+    """Decode the value of a key. Raises StateCorruptError, which names its writer."""
     try:
         return decode_value(kv.key, kv.value)
     except StateCorruptError as error:
@@ -332,7 +312,7 @@ def decode_key(decode_value: Callable[[bytes, bytes], T], kv: KeyValue) -> T:
 
 
 def _writer(kv: KeyValue) -> str:
-    """What etcd knows about who wrote a key."""
+    """Describe the writer of a key, as far as etcd knows it."""
     created = "" if kv.version == 1 else f" (the key exists since revision {kv.create_revision})"
     if not kv.lease_id:
         return f"written at revision {kv.mod_revision}{created} without a lease"

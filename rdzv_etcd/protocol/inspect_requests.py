@@ -1,7 +1,7 @@
-"""Requests of whoever looks at jobs from outside, or clears up after them.
+"""Requests of commands that look at jobs from outside, or clear up after them.
 
-Reads come in pages, so that no reply grows with a job; what deletes is guarded by nobody being
-there.
+Each read is of one key, so that no reply grows with a job; each delete is guarded by the absence of
+nodes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from rdzv_etcd.etcd.port import (
     OPS_PER_TXN,
     Compare,
     Delete,
-    Get,
     Op,
     Put,
     Relation,
@@ -27,13 +26,8 @@ from rdzv_etcd.protocol.keys import JobKeys, KeyRange
 _PARTS_OF_A_JOB = frozenset({b"audit", b"barrier", b"ctl", b"nodes", b"ranks", b"store"})
 
 
-def page(keys: KeyRange, limit: int, *, keys_only: bool = False) -> Get:
-    """Read the first keys of a range; ``keys.after(...)`` is what comes next."""
-    return Get(keys.start, keys.end, limit=limit, keys_only=keys_only)
-
-
 def everything() -> KeyRange:
-    """All keys of an etcd, whoever wrote them."""
+    """All keys of an etcd, of all applications."""
     return KeyRange(b"\x00", b"\x00")
 
 
@@ -56,7 +50,7 @@ def job_of(prefix: str, key: bytes) -> str | None:
 
 
 def beyond(prefix: str, key: bytes) -> KeyRange:
-    """What of the keys under the prefix comes after all those of the key's job."""
+    """Return the keys under the prefix that come after all those of the key's job."""
     rest = under(prefix)
     segment, slash, _ = key[len(rest.start) :].partition(b"/")
     if not slash:
@@ -65,7 +59,7 @@ def beyond(prefix: str, key: bytes) -> KeyRange:
 
 
 def between_parts(keys: JobKeys) -> list[KeyRange]:
-    """Ranges below a job's root in which it has no key: what is there is another job's."""
+    """Return the ranges below a job's root in which it has no key: keys there are another job's."""
     parts = sorted((*keys.per_round, keys.control, keys.nodes), key=lambda part: part.start)
     starts = (keys.below.start, *(part.end for part in parts))
     ends = (*(part.start for part in parts), keys.below.end)
@@ -73,7 +67,7 @@ def between_parts(keys: JobKeys) -> list[KeyRange]:
 
 
 def jobs_above(prefix: str) -> list[JobKeys]:
-    """The jobs below whose root a prefix would be, if they exist."""
+    """Return the jobs below whose root a prefix would be, if they exist."""
     parts = prefix.rstrip("/").split("/")
     return [
         JobKeys("/".join(parts[:at]), unquote(parts[at]))
@@ -83,7 +77,7 @@ def jobs_above(prefix: str) -> list[JobKeys]:
 
 
 def place_of(keys: JobKeys, key: bytes) -> str | None:
-    """Return the prefix under which a key is one of a job of this id, if it is."""
+    """Return the prefix under which a key belongs to a job of this id; ``None`` if it does not."""
     parts = key.split(b"/")
     at = _job_in(parts)
     if at is None or parts[at] != keys.root.split(b"/")[-2]:
@@ -92,8 +86,8 @@ def place_of(keys: JobKeys, key: bytes) -> str | None:
 
 
 def beside(key: bytes) -> KeyRange:
-    """What comes after all keys of the same job, or, of another application, after all that begin
-    as this one does, up to its third slash."""
+    """Return the keys after all those of the same job; or, for another application's key, after all
+    that begin as it does, up to its third slash."""
     parts = key.split(b"/")
     at = _job_in(parts)
     head = parts[: 3 if at is None else at + 1]
@@ -103,13 +97,13 @@ def beside(key: bytes) -> KeyRange:
 
 
 def _job_in(parts: Sequence[bytes]) -> int | None:
-    """Which segment of a key's path names a job, if it looks like one of ours."""
+    """Return which segment of a key's path names a job, if it looks like one of ours."""
     places = (at for at in range(1, len(parts) - 2) if parts[at + 1] in _PARTS_OF_A_JOB)
     return next(places, None)
 
 
 def may_write(keys: JobKeys) -> Txn:
-    """Ask whether this user may do what a node does, and whether there is room; writes nothing.
+    """Ask whether this user may write as a node does, and whether there is room; writes nothing.
 
     etcd looks at the permissions, and at the room, of both branches before it looks at the guard,
     and no key has a negative version.
@@ -121,17 +115,17 @@ def may_write(keys: JobKeys) -> Txn:
 
 def remove_job(keys: JobKeys, found: Sequence[bytes], *, force: bool) -> list[Txn]:
     """Delete a job's keys, of which ``found`` were read; without ``force`` only if no node is
-    there. What is below the job's root and no part of it stays."""
+    there. Keys below the job's root that are no part of it stay."""
     guards = () if force else (_nobody_there(keys),)
     ranges = keys.per_round
-    ops: list[Op] = [Delete(each.start, each.end) for each in ranges]
+    ops: list[Op] = [each.delete() for each in ranges]
     ops += [
         Delete(key) for key in found if keys.owns(key) and not any(key in each for each in ranges)
     ]
     steps = [ops[at : at + OPS_PER_TXN] for at in range(0, len(ops), OPS_PER_TXN)]
-    return [Txn(guards, tuple(step), (page(keys.nodes, 1, keys_only=True),)) for step in steps]
+    return [Txn(guards, tuple(step), (keys.nodes.read(limit=1, keys_only=True),)) for step in steps]
 
 
 def _nobody_there(keys: JobKeys) -> Compare:
-    """A node's presence is on its lease; what has none there was put by a stranger."""
+    """No node is there: a presence is on its node's lease, and a foreign key there has none."""
     return Compare(keys.nodes.start, Target.LEASE, Relation.EQUAL, 0, keys.nodes.end)

@@ -1,4 +1,4 @@
-"""What a job is at one moment, for people and tools: who works, who waits, who is missing. Pure."""
+"""The state of a job at one moment, for people and tools: its nodes and their roles. Pure."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
 
-from rdzv_etcd.names import display_name, is_unknown
-from rdzv_etcd.protocol.census import Census, take_census
-from rdzv_etcd.protocol.model import Closure, Control, NodeInfo, Nodes, Presence
+from rdzv_etcd.names import display_name
+from rdzv_etcd.protocol.census import Census, largest_world, missing, take_census
+from rdzv_etcd.protocol.model import Closure, Control, Drain, NodeInfo, Nodes, Presence
 from rdzv_etcd.protocol.world_end import change_of
 from rdzv_etcd.settings import JobSettings
 from rdzv_etcd.world_change import WorldChange
 
 
 class Stage(Enum):
-    """What a job is doing."""
+    """The stage of a job."""
 
     ABSENT = "absent"
-    """Nothing is there: no round, no node, or none that can be read."""
+    """There is no round and no node, or none that can be read."""
     FORMING = "forming"
     """Nodes wait for the first world of a run."""
     WORKING = "working"
@@ -33,7 +33,7 @@ class Stage(Enum):
 
 
 class Role(Enum):
-    """What a node that is there is to its job."""
+    """The role of a node that is there."""
 
     MEMBER = "member"
     """It belongs to the world, and has not joined again."""
@@ -46,15 +46,32 @@ class Role(Enum):
     FINISHED = "finished"
     """Its work is done: it waits for the others to finish, and is in no further world."""
     LEAVING = "leaving"
-    """It has said good-bye."""
+    """It has announced that it leaves."""
     STRANGER = "stranger"
     """It was started with other settings than the job's."""
     IDLE = "idle"
     """It is neither a member nor waits: it was expelled, or belongs to a run that is over."""
 
 
+class _ReadOnly:
+    """Its mappings are read-only, and it can be pickled all the same."""
+
+    __slots__: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            value = getattr(self, name)
+            if isinstance(value, Mapping):
+                object.__setattr__(self, name, MappingProxyType(dict(value)))
+
+    def __reduce__(self) -> tuple[object, ...]:
+        given = [getattr(self, name) for name in self.__slots__]
+        plain = [dict(each) if isinstance(each, MappingProxyType) else each for each in given]
+        return type(self), tuple(plain)
+
+
 @dataclass(frozen=True, slots=True)
-class NodeState:
+class NodeState(_ReadOnly):
     """One node that is there."""
 
     node_id: str
@@ -67,31 +84,16 @@ class NodeState:
     rank: int | None
     """Its rank in the world, ``None`` if it has none."""
     data: Mapping[str, object] = field(hash=False)
-    """What it gave as ``data``; read-only."""
+    """Its ``data``; read-only."""
     round_trip_s: float
-    """How long etcd took to answer it, as it said when it joined; 0 if it did not say."""
+    """etcd's latency for it when it joined; 0 if it is not known."""
     lease_id: int
     """Its session's lease in etcd; 0 if that is not known."""
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "data", MappingProxyType(dict(self.data)))
-
-    def __reduce__(self) -> tuple[type[NodeState], tuple[object, ...]]:
-        return NodeState, (
-            self.node_id,
-            self.host,
-            self.address,
-            self.role,
-            self.rank,
-            dict(self.data),
-            self.round_trip_s,
-            self.lease_id,
-        )
-
 
 @dataclass(frozen=True, slots=True)
-class JobState:
-    """One job at one moment, as etcd tells it."""
+class JobState(_ReadOnly):
+    """One job at one moment, as recorded in etcd."""
 
     job: str
     """Its id."""
@@ -104,13 +106,13 @@ class JobState:
     epoch: int
     """Its epoch; 0 if there is no round."""
     members: tuple[str, ...]
-    """The node ids of its members by rank. Who is not known (a large world whose ranks etcd has
+    """The node ids of its members by rank. An unknown member (of a large world whose ranks etcd has
     lost for the moment) is called ``nobody~<rank>``."""
     master_address: str
-    """Where rank 0 is reached; empty if there is no round."""
+    """The address of rank 0; empty if there is no round."""
     master_port: int
     settings: JobSettings | None
-    """``min_nodes``, ``max_nodes`` and ``node_unit``; ``None`` if nobody is there who says them."""
+    """``min_nodes``, ``max_nodes`` and ``node_unit``; ``None`` if no node defines them."""
     leader: str | None
     """The node id of the one that closes rounds."""
     change: WorldChange | None
@@ -122,28 +124,19 @@ class JobState:
     nodes: tuple[NodeState, ...]
     """All that are there: those with a rank by rank, then the others by arrival."""
     missing: Mapping[str, str] = field(hash=False)
-    """The members that are not there, and how each was lost, as far as anybody knows."""
+    """The members that are not there, and how each was lost, as far as that is known."""
     unreadable: Mapping[str, str] = field(hash=False)
-    """What stands where nodes would be and is none: its name, and what is wrong with it."""
+    """Foreign keys in the place of nodes: the name of each, and what is wrong with it."""
     job_lease_id: int
     """The lease that all of the job is on; 0 if there is no round."""
     job_lease_left_s: float | None = None
-    """In how many seconds etcd removes the job if nobody renews that lease; ``None`` if it was not
-    asked, or did not say."""
-
-    def __post_init__(self) -> None:
-        for name in ("missing", "unreadable"):
-            object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
-
-    def __reduce__(self) -> tuple[object, ...]:
-        given = [getattr(self, name) for name in self.__slots__]
-        plain = [dict(each) if isinstance(each, MappingProxyType) else each for each in given]
-        return JobState, tuple(plain)
+    """In how many seconds etcd removes the job if no node renews that lease; ``None`` if that was
+    not read, or may not be."""
 
     @property
     def waiting(self) -> tuple[str, ...]:
-        """The node ids of all that wait for the next world: members that are back, newcomers, and
-        spares."""
+        """The node ids of all that wait for the next world: members that have rejoined, newcomers,
+        and spares."""
         waits = (Role.RETURNING, Role.WAITER, Role.SPARE)
         return tuple(node.node_id for node in self.nodes if node.role in waits)
 
@@ -156,7 +149,7 @@ class JobState:
 def job_state(
     job: str, control: Control, nodes: Nodes, job_lease_left_s: float | None = None
 ) -> JobState:
-    """Put together what a job is; ``control`` names all members of a large world, too."""
+    """Assemble the state of a job; ``control`` also names all members of a large world."""
     record = control.round
     settings = settings_of(control, nodes)
     census = Census((), (), (), (), {}, (), ())
@@ -179,7 +172,7 @@ def job_state(
         control.closure,
         control.ended[-1].closure if control.ended else None,
         there,
-        _missing(control, census, nodes),
+        missing(control, nodes, census),
         {node_id: what.problem for node_id, what in nodes.unreadable.items()},
         0 if record is None else record.job_lease,
         job_lease_left_s,
@@ -197,16 +190,31 @@ def is_gone(control: Control, nodes: Nodes, formed_at: int) -> bool:
 
 
 def settings_of(control: Control, nodes: Nodes) -> JobSettings | None:
-    """The settings of a job: its world's, or those that a node which arrives for the first one is
-    measured against; ``None`` if nobody is there who says them."""
+    """Return the settings of a job: its world's, or those that nodes which arrive for the first
+    world must have; ``None`` if no node is there to define them."""
     if control.formed is not None:
         return control.formed.settings
     if control.leader is not None:  # after the end of a run the next one may have others
         return control.leader.settings
     if control.round is not None:
         return control.round.settings
-    first = min(nodes.present.values(), key=_arrival, default=None)
+    first = min(nodes.present.values(), key=lambda presence: presence.order, default=None)
     return None if first is None else first.info.settings
+
+
+def asked_to_leave(control: Control, nodes: Nodes) -> dict[str, Drain]:
+    """Return the requests to leave of nodes that are there, and of members that may come back.
+
+    A request outlives a node that died before it had learned of it.
+    """
+    formed, change = control.formed, control.open_change
+    lost = {} if change is None else change.lost
+    expected = set() if formed is None else set(formed.members) - lost.keys()
+    return {
+        node_id: drain
+        for node_id, drain in control.drains.items()
+        if node_id in nodes.present or node_id in expected
+    }
 
 
 def _stage(control: Control, nodes: Nodes) -> Stage:
@@ -218,7 +226,7 @@ def _stage(control: Control, nodes: Nodes) -> Stage:
 
 
 def _epoch(control: Control) -> int:
-    """That of the last world: the marker of a closed job has another revision than its record."""
+    """Return that of the last world: a closed job's marker has another revision."""
     if control.closure is not None and control.ended:
         return control.ended[-1].epoch
     return control.epoch
@@ -230,8 +238,8 @@ def spares_in(control: Control, census: Census, settings: JobSettings | None) ->
         return set()
     live = len(census.expected) + len(census.returning)
     seats = min(settings.max_nodes, live + len(census.newcomers))
-    if control.formed is not None:  # before the first round others will come
-        seats = seats // settings.node_unit * settings.node_unit
+    if control.formed is not None:  # before the first round others will join
+        seats = largest_world(seats, settings)
     return {presence.info.node_id for presence in census.newcomers[max(0, seats - live) :]}
 
 
@@ -251,7 +259,7 @@ def _nodes(
 
     def place(presence: Presence) -> tuple[int, int, str]:
         node_id = presence.info.node_id
-        return ranks.get(node_id, len(ranks)), *_arrival(presence)
+        return ranks.get(node_id, len(ranks)), *presence.order
 
     return tuple(
         NodeState(
@@ -266,17 +274,3 @@ def _nodes(
         )
         for presence in sorted(nodes.present.values(), key=place)
     )
-
-
-def _missing(control: Control, census: Census, nodes: Nodes) -> dict[str, str]:
-    change = control.open_change
-    declared: Mapping[str, str] = {} if change is None else change.lost
-    return {
-        node_id: declared.get(node_id) or nodes.how_absent(node_id)
-        for node_id in census.absent
-        if not is_unknown(node_id)
-    }
-
-
-def _arrival(presence: Presence) -> tuple[int, str]:
-    return presence.create_revision, presence.info.node_id

@@ -7,7 +7,7 @@
     <prefix>/<job>/ctl/epoch                   what the next run counts on from    its own
     <prefix>/<job>/ctl/leader                  who closes rounds                   its session
     <prefix>/<job>/ctl/change                  why the formed round is over        job lease
-    <prefix>/<job>/ctl/drain/<node id>         that a node is to leave             its own, session
+    <prefix>/<job>/ctl/drain/<node id>         a request that this node leave      its own, session
     <prefix>/<job>/ctl/stranger                which node could not join, and why  its own
     <prefix>/<job>/nodes/<node id>             presence of one node                its session
     <prefix>/<job>/ranks/<round>/<edition>/<n> a slice of a large world's ranks    job lease
@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from urllib.parse import quote
 
 from rdzv_etcd.errors import SettingsError
-from rdzv_etcd.etcd.port import prefix_end
+from rdzv_etcd.etcd.port import Delete, Get, prefix_end
 
 _ROUND_DIGITS = 10
 _RANK_DIGITS = 6
@@ -41,8 +41,15 @@ class KeyRange:
         return self.start <= key < self.end
 
     def after(self, key: bytes) -> KeyRange:
-        """Return what of this range comes after ``key``."""
+        """Return the part of this range that comes after ``key``."""
         return KeyRange(_next_key(key), self.end)
+
+    def read(self, *, limit: int = 0, keys_only: bool = False, count_only: bool = False) -> Get:
+        """Read its keys, or the first ``limit`` of them."""
+        return Get(self.start, self.end, limit, keys_only, count_only)
+
+    def delete(self) -> Delete:
+        return Delete(self.start, self.end)
 
 
 def span(keys: Collection[bytes]) -> KeyRange:
@@ -66,7 +73,7 @@ class JobKeys:
     def __post_init__(self) -> None:
         if not self.job_id:
             raise SettingsError("the job id (--rdzv-id) is empty")
-        # surrogatepass: an argument that is not valid text is as good an id as any other
+        # surrogatepass: an argument that is not valid text is also an id
         job = quote(self.job_id, safe="", errors="surrogatepass")
         root = f"{self.prefix.rstrip('/')}/{job}/".encode(errors="surrogateescape")
         object.__setattr__(self, "root", root)  # every key is made from it
@@ -124,7 +131,7 @@ class JobKeys:
 
     @property
     def watched(self) -> KeyRange:
-        """Control and presences: all that tells what a job is."""
+        """Control and presences: the whole state of a job."""
         return KeyRange(self.control.start, self.nodes.end)
 
     def node_id(self, key: bytes) -> str:
@@ -133,8 +140,8 @@ class JobKeys:
 
     # -- per round --------------------------------------------------------------------------------
 
-    # What is deleted as a range is no wider than rounds' numbers: a job whose prefix is below this
-    # job's root (another team's, called like a segment of these paths) keeps its keys.
+    # A range that is deleted is no wider than rounds' numbers: a job whose prefix is below this
+    # job's root (another team's, named like a segment of these paths) keeps its keys.
 
     def audit(self, round_number: int, run: str) -> bytes:
         return self.root + b"audit/" + _round(round_number) + b"/" + _segment(run)
@@ -151,9 +158,6 @@ class JobKeys:
     def ranks(self) -> KeyRange:
         return self._rounds(b"ranks/")
 
-    def ranks_before(self, round_number: int) -> KeyRange:
-        return self._rounds(b"ranks/", round_number)
-
     def editions(self, round_number: int) -> KeyRange:
         """All attempts to publish the ranks of a round."""
         return _range(self.root + b"ranks/" + _round(round_number) + b"/")
@@ -168,9 +172,6 @@ class JobKeys:
     def stores(self) -> KeyRange:
         return self._rounds(b"store/")
 
-    def stores_before(self, round_number: int) -> KeyRange:
-        return self._rounds(b"store/", round_number)
-
     def barrier(self, round_number: int, name: str) -> KeyRange:
         return _range(self.root + b"barrier/" + _round(round_number) + b"/" + _segment(name) + b"/")
 
@@ -178,8 +179,9 @@ class JobKeys:
     def barriers(self) -> KeyRange:
         return self._rounds(b"barrier/")
 
-    def barriers_before(self, round_number: int) -> KeyRange:
-        return self._rounds(b"barrier/", round_number)
+    def rounds(self, before: int | None = None) -> tuple[KeyRange, ...]:
+        """Return the keys of all rounds, or of those before one; audits are not among them."""
+        return tuple(self._rounds(family, before) for family in (b"barrier/", b"ranks/", b"store/"))
 
     def _rounds(self, family: bytes, before: int | None = None) -> KeyRange:
         """The keys of all rounds in a family of keys, or of those before one.
@@ -199,7 +201,7 @@ class JobKeys:
 
     @property
     def per_round(self) -> tuple[KeyRange, ...]:
-        return (self.audits, self.barriers, self.ranks, self.stores)
+        return (self.audits, *self.rounds())
 
     def owns(self, key: bytes) -> bool:
         """Whether a key is one of this job's: another job's prefix may be below :attr:`root`."""
@@ -213,8 +215,8 @@ class JobKeys:
 class CollectiveKeys:
     """The keys of one named barrier, or of a world's exchanges, all within ``range``.
 
-    by/<rank>               what that member wrote last: its mark
-    given/<turn>/<rank>     what it has given in that turn
+    by/<rank>               that member's last write: its mark
+    given/<turn>/<rank>     its contribution to that turn
     done                    the last turn in which all have given
     """
 
@@ -231,7 +233,7 @@ class CollectiveKeys:
 
     @classmethod
     def of_exchange(cls, keys: JobKeys, round_number: int, epoch: int) -> CollectiveKeys:
-        """Return those of the exchanges in one world. No barrier is called like that."""
+        """Return those of the exchanges in one world. No barrier has such a name."""
         return cls(keys.barrier(round_number, f"exchange {epoch}"))
 
     @property

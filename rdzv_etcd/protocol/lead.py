@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from itertools import islice
 
 from rdzv_etcd.names import is_unknown
-from rdzv_etcd.protocol.census import take_census
-from rdzv_etcd.protocol.closing import Close, KeepWaiting, RoundLimits, decide_close
+from rdzv_etcd.protocol.census import largest_world, take_census
+from rdzv_etcd.protocol.closing import Close, KeepWaiting, decide_close
 from rdzv_etcd.protocol.liveness import doubted, lost_from_s
 from rdzv_etcd.protocol.member import Member
 from rdzv_etcd.protocol.model import Change, Control, Nodes, Round
@@ -26,15 +26,8 @@ NAMES_IN_CHANGE = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Publish:
-    """Tell the members that their round is over."""
-
-    change: Change
-
-
-@dataclass(frozen=True, slots=True)
 class Healthy:
-    """Nothing to tell, or not before ``until_s`` on the leader's clock."""
+    """Do nothing, or not before ``until_s`` on the leader's clock."""
 
     until_s: float | None = None
     reason: str = ""
@@ -48,11 +41,11 @@ def decide_change(
     trust_absence_s: float,
     round_trip_s: float = 0.0,
     unknown_until_s: float = math.inf,
-) -> Publish | Healthy:
-    """Say whether the formed round is over.
+) -> Change | Healthy:
+    """Decide whether the formed round is over: then return the change to publish.
 
     Before ``trust_absence_s`` a member without presence is not declared lost: the leader was cut
-    off itself a moment ago, and the others may be coming back (see docs: being lost is an act).
+    off itself a moment ago, and the others may be about to return (see docs: being lost is an act).
     Nor is one that may still put its presence back (see :mod:`rdzv_etcd.protocol.liveness`). A
     newcomer is a reason only if the next world would be larger with it.
 
@@ -74,14 +67,12 @@ def decide_change(
         else:
             lost[node_id] = nodes.how_absent(node_id)
     live = len(census.expected) + len(census.returning) + len(may_return)
-    settings = formed.settings
-    possible = min(settings.max_nodes, live + len(census.newcomers))
-    grows = possible // settings.node_unit * settings.node_unit > formed.size
+    grows = largest_world(live + len(census.newcomers), formed.settings) > formed.size
     if lost or census.returning or grows:
         waiters = census.pool if grows or lost else census.returning
         named = [presence.info.node_id for presence in waiters]
         because = {one.info.node_id: one.info.because for one in census.returning}
-        return Publish(_named_in_part(formed, named, lost, because))
+        return _named_in_part(formed, named, lost, because)
     if may_return:
         until_s = min(may_return)
         reason = f"{len(may_return)} members are not back yet"
@@ -105,13 +96,13 @@ def _named_in_part(
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """What a leader reads from its clock."""
+    """The times that a leader's decision depends on, on its clock."""
 
     now_s: float
     in_contact_since_s: float
     """Since when it has been in contact with etcd."""
     trust_absence_s: float
-    """From when on it may believe that a member without presence is gone."""
+    """From when on it may conclude that a member without presence is gone."""
     incomplete_since_s: float
     """Since when it leads a world of which it does not know all members."""
     lease_ttl_s: float
@@ -120,7 +111,7 @@ class Times:
     """How long etcd took to answer last."""
 
 
-LeaderStep = Publish | Close | Healthy | KeepWaiting
+LeaderStep = Change | Close | Healthy | KeepWaiting
 
 _TTLS_OF_AN_EDIT = 3
 """How long a role may lack something while it is edited."""
@@ -133,7 +124,7 @@ def leader_step(
     settings: Settings,
     times: Times,
 ) -> LeaderStep:
-    """Say what the leader does next; ``settings`` are those that it was started with."""
+    """Decide what the leader does next; ``settings`` are those that it was started with."""
     nodes = doubted(nodes, member.doubted_revision)
     change = decide_change(
         control,
@@ -143,7 +134,7 @@ def leader_step(
         round_trip_s=times.round_trip_s,
         unknown_until_s=times.incomplete_since_s + settings.timing.rejoin_timeout_s,
     )
-    if isinstance(change, Publish) or not _is_open(member, control):
+    if isinstance(change, Change) or not _is_open(member, control):
         return change
     closing = _closing_step(member, control, nodes, settings, times)
     if isinstance(closing, KeepWaiting) and change.until_s is not None:
@@ -175,18 +166,17 @@ def _closing_step(
     if times.now_s < until_s and _may_be_put_back(member, control, nodes, embed=settings.embed):
         return KeepWaiting(until_s, "the round record was lost; its members may put it back")
     formed, timing = control.formed, settings.timing
-    limits = RoundLimits(
-        timing.last_call_timeout_s,
-        timing.settle_s,
-        timing.rejoin_timeout_s,
-        max(
-            member.arrivable_s, times.in_contact_since_s
-        ),  # it does not begin again with each leader
-        member.closes_by_s,
-        times.round_trip_s,
+    return decide_close(
+        control,
+        nodes,
+        settings.job if formed is None else formed.settings,
+        timing,
+        times.now_s,
+        # it does not begin again with each leader
+        opened_s=max(member.arrivable_s, times.in_contact_since_s),
+        give_up_s=member.closes_by_s,
+        round_trip_s=times.round_trip_s,
     )
-    agreed = settings.job if formed is None else formed.settings
-    return decide_close(control, nodes, agreed, limits, times.now_s)
 
 
 def _may_be_put_back(member: Member, control: Control, nodes: Nodes, *, embed: bool) -> bool:
@@ -212,11 +202,11 @@ def is_unfit_to_lead(
     lasts_s: float,
     lease_ttl_s: float,
 ) -> bool:
-    """Whether a node that is refused what a leader does never may do it: then its role is wrong,
-    and is not just being edited.
+    """Whether a node that etcd refuses a leader's requests will never be permitted them: then its
+    role is wrong, and is not just being edited.
 
     At once if the lead came with the node's arrival (it has not ``has_claimed`` another), else if
-    that ``lasts_s`` for long; never if it ``has_worked`` before, or once there was a round.
+    the refusal ``lasts_s`` for long; never if it ``has_worked`` before, or once there was a round.
     """
     if has_worked or member.epoch or control.formed is not None:
         return False

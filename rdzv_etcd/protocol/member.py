@@ -1,4 +1,4 @@
-"""What one node is and knows: its phase, its arrival, its world. Mutable, in one place; no I/O."""
+"""The state of one node: its phase, its arrival, its world. Mutable, in one place; no I/O."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rdzv_etcd.settings import JobSettings
 
 
 class Phase(Enum):
-    """What a node is doing."""
+    """The phase of a node."""
 
     IDLE = "idle"
     WAITING = "waiting"
@@ -22,7 +22,7 @@ class Phase(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """A node's place in a formed round, and what it has to know of that round."""
+    """A node's place in a formed round, and the facts of that round that it needs."""
 
     round: int
     rank: int
@@ -43,8 +43,8 @@ class Seat:
 
 @dataclass(slots=True)
 class Member:
-    """The state of one node, and its transitions; what follows from it is in
-    :mod:`rdzv_etcd.protocol.steps`. Used on one event loop only."""
+    """The state of one node, and its transitions; :mod:`rdzv_etcd.protocol.steps` decides what
+    follows from it. Used on one event loop only."""
 
     node_id: str
     phase: Phase = Phase.IDLE
@@ -79,8 +79,8 @@ class Member:
     closure: Closure | None = None
     """How the job ended; remembered here, because the marker expires."""
     restored_revision: int = 0
-    """The revision of the record that was there when etcd had gone back, 0 for none: what followed
-    that record once is not known, so its run's numbers must not be given out again."""
+    """The revision of the record that was there when etcd had gone back, 0 for none: the rounds
+    that once followed it are not known, so its run's numbers must not be given out again."""
     gone_revision: int = 0
     """The revision at which this node has seen that the round record was gone; 0 if it is there, or
     if etcd may have forgotten it."""
@@ -99,22 +99,22 @@ class Member:
     arrivable_s: float = 0.0
     """Since when nodes could arrive for that round: etcd was not away, and refused nothing."""
     closes_by_s: float = math.inf
-    """When this node, if it leads, closes what can be closed: its own join is about to end."""
+    """When this node, if it leads, closes every round that it can: its own join is about to end."""
     _open: tuple[object, ...] | None = None
     """Names the open round that those times belong to."""
     failure: tuple[str, BaseException] | None = None
-    """The background task that failed unexpectedly, and how: this node cannot go on."""
+    """The background task that failed unexpectedly, and how: this node cannot continue."""
     met_end: Closure | None = None
-    """How the run ended after which this node was started, if its join goes on in spite of that."""
+    """How the run ended after which this node was started, if its join continues nevertheless."""
     watches_early: bool = False
     """Whether this node watches its own presence from soon after its first world was formed: others
     look after it, and may be wrong about it."""
     drain: Drain | None = None
-    """Why this node is to leave, if it is; nothing takes that back."""
+    """Why this node is being drained, if it is; that is never withdrawn."""
     settings: JobSettings | None = None
     """Those that this node was started with; ``None``: any."""
     other_run: str | None = None
-    """A run of other settings, in which it can have no part (see Round.origin)."""
+    """A run with other settings, which it cannot join (see Round.origin)."""
     given_up: tuple[int, str] = (0, "")
     """The world that this node gave up last, and why."""
 
@@ -138,19 +138,19 @@ class Member:
 
     @property
     def is_active(self) -> bool:
-        """Whether this node takes part, and so may lead. Not if it is evicted: a node that hangs
-        would lead for good, and a job of other settings waits for a leader's end."""
+        """Whether this node takes part, and so may lead. Not if it is evicted: a hung node would
+        lead forever, and a job of other settings waits for a leader's end."""
         takes_part = self.phase in (Phase.WAITING, Phase.MEMBER) and not self.evicted
         return takes_part and self.closure is None
 
     @property
     def has_finished(self) -> bool:
-        """Whether its work in its world is done; its presence says so, or is about to."""
+        """Whether its work in its world is done; its presence shows that, or is about to."""
         return self.info is not None and self.info.finished
 
     @property
     def is_finishing(self) -> bool:
-        """Whether this node works on although its job was closed."""
+        """Whether this node still works although its job was closed."""
         return self.phase is Phase.MEMBER and self.closure is not None
 
     def works_in(self, epoch: int) -> bool:
@@ -158,7 +158,7 @@ class Member:
         return self.phase is Phase.MEMBER and self.epoch == epoch
 
     def notice(self, control: Control, now_s: float) -> None:
-        """Remember what must outlive its key, and since when things are as they are."""
+        """Remember facts that must outlive their keys, and since when they hold."""
         if control.round is not None:
             self._had_record, self.gone_revision = True, 0
         elif self._had_record:
@@ -172,8 +172,9 @@ class Member:
             self._went_back, self.restored_revision = False, control.round_revision
             self.doubted_revision = control.revision
         if self.known_since is not None and control.revision < self.known_since:
-            # Data wiped or restored: an end that is remembered now may be of any run. Who knows its
-            # own is not concerned; who does not had better wait than take another's end for it.
+            # Data wiped or restored: an end that is remembered now may be of any run. This does not
+            # concern a node that knows its run; any other node waits rather than take another
+            # run's end for its own.
             self.known_since = control.revision
         if control.formed is not None:
             self.epoch_seen = max(self.epoch_seen, control.epoch)
@@ -192,13 +193,14 @@ class Member:
 
     def note_start(self, revision: int | None) -> None:
         """Note the store's revision at this node's first session. It does not know what was before:
-        whoever was accused then may be about to come back to an etcd that has just gone back."""
+        a node that was accused then may be about to return to an etcd that has just gone back."""
         self.known_since = revision
         self.doubt(revision or 0)
 
     def note_regress(self) -> None:
-        """Note that etcd has lost what this node had seen: it was wiped or restored. The next view
-        tells what is there. Who waits has to arrive again: an earlier arrival may be back."""
+        """Note that etcd has lost data that this node had seen: it was wiped or restored. The next
+        view shows what is left. A waiting node has to arrive again: an earlier arrival may be
+        back."""
         self._went_back = True
         self.forget_arrival()
         self.regressions += 1
@@ -224,21 +226,22 @@ class Member:
             self.was_member = marker is not None and self.rank_in(marker) is not None
 
     def slice_of(self, record: Round) -> Slice | None:
-        """This node's slice of ``record``, if that is a large world and the slice was read."""
+        """Return this node's slice of ``record``, if it has read one."""
         mine = self.slice
         if mine is None or (mine.run, mine.number) != (record.run, record.number):
             return None
         return mine
 
     def rank_in(self, record: Round) -> int | None:
-        """This node's rank in ``record``, as far as it knows."""
+        """Return this node's rank in ``record``, as far as it knows."""
         if record.slices is None:
-            return record.rank_of(self.node_id)
+            members = record.members
+            return members.index(self.node_id) if self.node_id in members else None
         mine = self.slice_of(record)
         return None if mine is None else mine.ranks.get(self.node_id)
 
     def unread(self, control: Control) -> Round | None:
-        """The large world that this node may be in, if it has yet to read its slice of it."""
+        """Return the large world that this node may be in, if it has yet to read its slice."""
         record, info = control.formed, self.info
         if record is None or record.slices is None or self.slice_of(record) is not None:
             return None
@@ -247,14 +250,14 @@ class Member:
         return record
 
     def slice_to_put_back(self, control: Control) -> Slice | None:
-        """What this node knows of a large world whose record was put back, if it was in it."""
+        """Return this node's slice of a large world whose record was put back, if it was in it."""
         formed = control.formed
         if formed is None or control.round_revision == self.slice_revision:
             return None
         return None if self.rank_in(formed) is None else self.slice_of(formed)
 
     def may_lack_slice(self, control: Control) -> bool:
-        """Whether this member's record was put back, so that its slice may have to be, too."""
+        """Whether this member's record was put back, so that its slice may have to be as well."""
         record, formed = self.record, control.formed
         return (
             record is not None
@@ -317,14 +320,14 @@ class Member:
             self.arrived_with = session
 
     def finish(self) -> None:
-        """Note that this member's work is done; its presence is put again, and tells the others."""
+        """Note that this member's work is done; its presence is put again, to show the others."""
         if self.info is not None:
             self.info = replace(self.info, finished=True)
             self.forget_arrival()
 
     def give_up(self, why: str = "") -> NodeInfo | None:
-        """Take no part until the next join; return what this node was known by. ``why``: what
-        became of its part in a world."""
+        """Take no part until the next join; return the presence that this node had. ``why``: how
+        its part in a world ended."""
         self.given_up = (self.epoch, why)
         info, self.info = self.info, None
         self.phase = Phase.IDLE
@@ -333,7 +336,7 @@ class Member:
         return info
 
     def be_drained(self, drain: Drain) -> None:
-        """Note that this node is to leave; the first reason stays."""
+        """Note that this node is being drained; the first reason stays."""
         self.drain = self.drain or drain
 
     def seat_in(self, control: Control) -> int | None:
@@ -341,7 +344,7 @@ class Member:
 
         A record numbered as the arrival (or later) that names this node can only have been formed
         from that arrival, even if the arrival's outcome is not known yet. (Or from one that was
-        withdrawn just then; rank 0's socket tells, and others are missed at once.)
+        withdrawn just then; rank 0's socket shows that, and others are missed at once.)
         """
         record, info = control.formed, self.info
         if record is None or info is None or not 0 < info.arrived_for <= record.number:

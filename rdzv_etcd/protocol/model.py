@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 from zlib import crc32
 
 from rdzv_etcd.settings import JobSettings
 from rdzv_etcd.text import shown
-from rdzv_etcd.world_change import Loss
+from rdzv_etcd.world_change import LEASE_EXPIRED
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +42,13 @@ class NodeInfo:
     """Its wall clock when it arrived, if it was in no world before. Epochs begin at the lower
     median of these clocks, which are used for nothing else."""
     data: Mapping[str, object] = field(default_factory=dict)
-    """What the other members see of it; opaque here."""
+    """The other members can read it; opaque here."""
     peer_port: int = 0
-    """Where its neighbour watches it; 0: it is not watched."""
+    """The port on which its neighbor watches it; 0: it is not watched."""
     round_trip_ms: int = 0
     """etcd's latency for this node: a node that is far from etcd needs longer to answer."""
     because: str = ""
-    """Why it joined again, if it was the cause itself: how its worker failed, for display."""
+    """Why it joined again, if the reason was its own: how its worker failed, for display."""
     lease_ttl_s: int = 0
     """The TTL of its lease; 0: unknown."""
     finished: bool = False
@@ -63,9 +64,9 @@ class Accusation:
     by: str
     """The accuser's node id."""
     how: str
-    """What it has seen, for display."""
+    """The evidence, for display."""
     is_certain: bool
-    """Whether its host says that the process is gone; otherwise the node is silent."""
+    """Whether the host reports that the process is gone; otherwise the node is silent."""
     round_trip_ms: int = 0
     """etcd's latency for the accused, from its presence."""
     after_ms: int | None = None
@@ -126,6 +127,13 @@ class Slice:
     """The ranks of the members in it, by node id."""
 
 
+class Ttls(NamedTuple):
+    """The shortest and the longest TTL of some leases, in seconds."""
+
+    shortest: int
+    longest: int
+
+
 @dataclass(frozen=True, slots=True)
 class Round:
     """The round record: the last formed round, or the closed job."""
@@ -153,8 +161,8 @@ class Round:
     The first of them that returns gets rank 0, because the present members began again."""
     began_as: str | None = None
     """The run's first name, if it has another one since a record was put back."""
-    lease_ttls_s: tuple[int, int] | None = None
-    """The shortest and the longest TTL of the members' leases, if known."""
+    lease_ttls_s: Ttls | None = None
+    """Those of the members' leases, if known."""
 
     @property
     def origin(self) -> str:
@@ -164,13 +172,6 @@ class Round:
     @property
     def size(self) -> int:
         return len(self.members) if self.slices is None else self.slices.size
-
-    def rank_of(self, node_id: str) -> int | None:
-        """The node's rank, if :attr:`members` has it."""
-        try:
-            return self.members.index(node_id)
-        except ValueError:
-            return None
 
     def same_world(self, other: Round | None) -> bool:
         """Whether ``other`` is a record of the same formed round."""
@@ -195,7 +196,7 @@ class Change:
     """How many more waiters and lost members there are: every member reads this value, so it names
     only a few."""
     because: Mapping[str, str] = field(default_factory=dict)
-    """Why members among the waiters returned, if they said so."""
+    """Why members among the waiters returned, if they gave a reason."""
 
     @property
     def count(self) -> int:
@@ -222,7 +223,7 @@ class Drain:
     """A request that a node leave at the next point where this costs its world no work."""
 
     by: str
-    """The node's own id, or the operator's name for himself."""
+    """The node's own id, or the name that the operator gave."""
     reason: str
     epoch: int = 0
     """The epoch of the world whose members may stop for it; 0: the node has not seen the request,
@@ -248,7 +249,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """What every node watches, as of ``revision``; a key whose revision is 0 is absent."""
+    """The keys that every node watches, as of ``revision``; one whose revision is 0 is absent."""
 
     revision: int
     round: Round | None = None
@@ -263,7 +264,7 @@ class Control:
     ended_revision: int = 0
     ended_lease: int = 0
     epoch_base: int = 0
-    """What this job's epochs count from, kept for later runs."""
+    """The base of this job's epochs, kept for later runs."""
     epoch_lease: int = 0
     """The lease of that key."""
     drains: Mapping[str, Drain] = field(default_factory=dict)
@@ -331,6 +332,11 @@ class Presence:
     lease_id: int = 0
     """Its node's session."""
 
+    @property
+    def order(self) -> tuple[int, str]:
+        """Sorts presences by arrival."""
+        return self.create_revision, self.info.node_id
+
 
 @dataclass(frozen=True, slots=True)
 class Accused:
@@ -341,10 +347,15 @@ class Accused:
     seen_s: float
     """When the leader saw it, on the leader's clock."""
 
+    def gone_for_s(self, now_s: float) -> float | None:
+        """How long its process had been gone by then, if its accuser has seen it end."""
+        after_ms = self.accusation.after_ms
+        return None if after_ms is None else max(0.0, now_s - self.seen_s) + after_ms / 1000
+
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """A key among the presences that this library did not write."""
+    """A foreign key among the presences."""
 
     problem: str
     """For display: the key, what is wrong with it, and its writer's lease."""
@@ -358,26 +369,31 @@ class Nodes:
     revision: int
     present: Mapping[str, Presence] = field(default_factory=dict)
     left: Mapping[str, str] = field(default_factory=dict)
-    """Nodes that said goodbye before they left, and why they did."""
+    """Nodes that announced that they leave, and why."""
     since_s: float = 0.0
     """When the view began, on the leader's clock."""
     gone: Mapping[str, float] = field(default_factory=dict)
-    """When other nodes went, of those that went recently."""
+    """When other nodes vanished, if that was recently."""
     unreadable: Mapping[str, Unreadable] = field(default_factory=dict)
     """Foreign values in place of the presences of these nodes, which count as gone."""
 
     accused: Mapping[str, Accused] = field(default_factory=dict)
     """Nodes without a presence that other nodes have found gone."""
 
+    def place(self, node_id: str) -> int:
+        """The revision of the value in a node's place: its presence or another one; 0: none."""
+        presence = self.present.get(node_id)
+        return self.in_place_of(node_id) if presence is None else presence.mod_revision
+
     def in_place_of(self, node_id: str) -> int:
-        """The revision of what stands in place of a node's presence; 0: nothing."""
+        """The revision of the value in place of a node's presence; 0: none."""
         instead = self.accused.get(node_id) or self.unreadable.get(node_id)
         return 0 if instead is None else instead.mod_revision
 
     def how_absent(self, node_id: str) -> str:
         """How a node without a presence was lost."""
         accused = self.accused.get(node_id)
-        return Loss.EXPIRED.value if accused is None else shown(accused.accusation.how)
+        return LEASE_EXPIRED if accused is None else shown(accused.accusation.how)
 
     def absent_since_s(self, node_id: str) -> float:
         """Since when a node has been seen without a presence."""

@@ -30,10 +30,10 @@ def assign_ranks(
     have a better claim to rank 0 than its members.
 
     With rank keys: sorted by them in natural order, nodes without one last. Without: survivors keep
-    their rank if it still exists, the others move into the lowest holes, newcomers take what is
-    left. Rank 0 goes to a survivor if there is one: scripts that load a checkpoint on rank 0 and
+    their rank if it still exists, the others move into the lowest holes, newcomers take the
+    rest. Rank 0 goes to a survivor if there is one: scripts that load a checkpoint on rank 0 and
     broadcast it would otherwise restart from a newcomer's empty disk. For the same reason it goes
-    to one of those who trained the latest world, if etcd's record tells of an older one.
+    to a node that trained the latest world, if etcd's record is of an older one.
     """
     if any(node.rank_key is not None for node in chosen):
         return _by_rank_key(chosen, previous)
@@ -82,7 +82,7 @@ def _by_rank_key(chosen: Sequence[NodeInfo], previous: Mapping[str, int]) -> tup
 
 
 def slices_for(size: int, slice_nodes: int, edition: str) -> Slices | None:
-    """Say how a world of ``size`` is published: whole up to ``slice_nodes``, else in slices.
+    """Decide how a world of ``size`` is published: whole up to ``slice_nodes``, else in slices.
 
     A slice is a quarter of that, on average: smaller ones would save a node less than its own
     requests cost, larger ones are what it mostly reads (benchmarks/NOTES.md).
@@ -103,8 +103,8 @@ def cut(members: Sequence[str], slices: Slices) -> tuple[Mapping[str, int], ...]
 def assemble(found: Iterable[Mapping[str, int]], size: int) -> tuple[tuple[str, ...], bool]:
     """Return the members by rank, and whether all are known.
 
-    After a loss of data, a slice is missing until one of the members in it has put it back. Who is
-    unknown gets a name that no node has: for the leader, a member that is absent.
+    After a loss of data, a slice is missing until one of the members in it has put it back. An
+    unknown member gets a name that no node has: for the leader, a member that is absent.
     """
     members: list[str | None] = [None] * size
     for ranks in found:

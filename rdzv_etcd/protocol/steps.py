@@ -1,22 +1,21 @@
 """Decides what a node does next, from what it is and what it sees. Pure.
 
-A node does up to three things at a time. Each is about a thing of its own in etcd, has a driver of
-its own in ``rdzv_etcd/group``, and is decided by one function here:
+A node does up to three things at a time. Each concerns one thing in etcd, has one driver in
+``rdzv_etcd/node``, and is decided by one function here:
 
-| who acts | on what | asks | may be told to |
-| --- | --- | --- | --- |
-| the join under way | its arrival | :func:`joining_step` | enter the round, read its slice, arrive, wait, outlast a job of other settings, end, leave |
-| a member, beside its work | its presence and the round record | :func:`working_step` | work, put back what etcd lost, announce its drain, finish |
-| the lead | the leader key | :func:`lead_step` | lead, claim, resign, leave it alone |
-"""  # noqa: E501
+| driver | concerns | decided by |
+| --- | --- | --- |
+| the join under way | its arrival | :func:`joining_step` |
+| a member, beside its work | its presence, the round record, its drain | :func:`working_step` |
+| the lead | the leader key | :func:`lead_step` |
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from rdzv_etcd.names import display_name
-from rdzv_etcd.protocol.draining import drain_to_announce
 from rdzv_etcd.protocol.member import Member, Phase
 from rdzv_etcd.protocol.model import Closure, Control, Drain, Round
 from rdzv_etcd.settings import JobSettings
@@ -38,7 +37,7 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class MeetEnd:
-    """Do what ``after_end`` says: a run ended before this node was started."""
+    """Apply the option ``after_end``: a run ended before this node was started."""
 
     closure: Closure
 
@@ -53,14 +52,14 @@ class Outlast:
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """Leave: this node was told to, and is in no world."""
+    """Leave: this node is being drained, and is in no world."""
 
     drain: Drain
 
 
 @dataclass(frozen=True, slots=True)
 class ReadSlice:
-    """Read the slice of this large world that tells this node's rank, if it has one in it."""
+    """Read the slice of this large world that has this node's rank, if it has one."""
 
     record: Round
 
@@ -81,7 +80,7 @@ JoiningStep = Enter | End | Leave | MeetEnd | Outlast | ReadSlice | Arrive | Wai
 def joining_step(
     member: Member, control: Control, session: int, settings: JobSettings
 ) -> JoiningStep:
-    """Say what a join does next; ``session`` is the node's lease, 0 if it has none, and
+    """Decide what a join does next; ``session`` is the node's lease, 0 if it has none, and
     ``settings`` are those that the node was started with."""
     if member.seat_in(control) is not None:
         return Enter()
@@ -119,7 +118,7 @@ def _other_job(control: Control, settings: JobSettings) -> Outlast | None:
 
 
 def _must_arrive(member: Member, control: Control, session: int) -> bool:
-    """Whether the node has not arrived, or with a session or for a run that is over."""
+    """Whether the node has not arrived, or only with a session or for a run that is over."""
     if not member.arrived_with or member.arrived_with != session:
         return True
     info = member.info
@@ -129,12 +128,12 @@ def _must_arrive(member: Member, control: Control, session: int) -> bool:
     put_back = formed is not None and formed.epoch_fixed is not None
     if put_back and member.arrived_under != control.round_revision:
         # There may be presences of nodes that have long gone, back with an older snapshot of etcd;
-        # and of a large world the leader may not know all members. It can tell others from them
-        # only if all who wait ask again, and say whether they were in it.
+        # and of a large world the leader may not know all members. It can distinguish others from
+        # them only if all nodes that wait arrive again, with the epoch of their last world.
         return True
     if formed is not None and info.arrived_for <= formed.number:
         # Named, but not admitted: see `Member.seat_in`. Expelled: named in a round that it never
-        # saw, so the others think that it works there. Anybody else waits for a seat.
+        # saw, so the others think that it works there. Any other node waits for a seat.
         return member.rank_in(formed) is not None or info.node_id in formed.expelled
     return info.arrived_for > control.next_number
 
@@ -146,19 +145,19 @@ class WorkingStep(Enum):
     """What a member does beside its work."""
 
     WORK = "nothing but its work"
-    REPAIR = "look what etcd has lost of it, and put that back"
+    REPAIR = "read what etcd has lost of it, and put that back"
     ANNOUNCE = "announce to the others that it is being drained"
     FINISH = "finish: its job is closed"
 
 
 def kept_record(member: Member, control: Control) -> Round | None:
-    """The round whose job lease this node has a part in keeping alive."""
+    """Return the round whose job lease this node helps to keep alive."""
     if member.phase is Phase.WAITING:
-        # A newcomer that has not arrived may be waiting for the end of what a dead job left.
+        # A newcomer that has not arrived may be waiting until a dead job's keys expire.
         belongs = member.arrived_with != 0 or member.epoch > 0
         return member.record or (control.formed if belongs else None)
     if member.phase is not Phase.MEMBER or member.evicted:
-        return None  # declared lost: one that hangs for good would keep a dead job's keys for ever
+        return None  # declared lost: a hung node would keep a dead job's keys forever
     return member.record
 
 
@@ -174,7 +173,7 @@ class Recovery(Enum):
 def working_step(
     member: Member, control: Control, session: int, *, is_missed: bool = False
 ) -> WorkingStep:
-    """Say what a node does beside its work, as far as it can tell from memory; ``is_missed``: the
+    """Decide what a node does beside its work, as far as its memory shows that; ``is_missed``: the
     presence that it has put on ``session`` is not there."""
     if member.is_finishing:
         return WorkingStep.FINISH
@@ -187,7 +186,7 @@ def working_step(
     lacks = not is_there or control.round is None
     if lacks or member.may_lack_slice(control) or control.is_behind(record):
         return WorkingStep.REPAIR
-    # Any other member joins again by itself: one that has finished must notice that it is out.
+    # Any other member joins again anyway: a node that has finished must notice that it is out.
     if member.has_finished and not control.holds(record):
         return WorkingStep.REPAIR
     announces = drain_to_announce(member, control, session) is not None
@@ -195,13 +194,13 @@ def working_step(
 
 
 def decide_recovery(control: Control, world: Round, node_id: str) -> Recovery:
-    """Say what a member of ``world`` without a presence may put back, given a fresh ``control``.
+    """Decide what a member of ``world`` without a presence puts back, given a fresh ``control``.
 
-    Also when the round is over: as long as nobody has declared this member lost, the others wait
-    for it while its workers stop.
+    Also when the round is over: as long as this member is not declared lost, the others wait for it
+    while its workers stop.
 
     The later world wins: an older record in a fresh view means that etcd went back (it was restored
-    from a snapshot, or lost its tail), and that those who formed it knew of no later one.
+    from a snapshot, or lost its tail), and that the nodes that formed it knew of no later one.
     """
     if control.end_of(world.origin) is not None:
         return Recovery.NOTHING
@@ -213,32 +212,19 @@ def decide_recovery(control: Control, world: Round, node_id: str) -> Recovery:
     return Recovery.PRESENCE
 
 
-def waiting_count(
-    control: Control, world: Round | None, evicted: bool, closure: Closure | None = None
-) -> int:
-    """Whether to stop and to re-join, as torch's agent asks: above zero if so.
+def drain_to_announce(member: Member, control: Control, session: int) -> Drain | None:
+    """Return the drain that this member has yet to announce to the others, if any.
 
-    ``world`` is the round that the node works in, its epoch fixed (``None``: none). The number is
-    what the change names of those who waited or were lost; 1 when a newer round was formed without
-    this node, and when the job failed.
-    ``closure`` is how the node saw its job end: it outlives the marker, and a new run's rounds are
-    no concern of a node that is still finishing the old one.
+    An operator puts the same key as the node itself; the node adds the epoch of its world, so that
+    no other world's members stop for it. A node that is in no world just leaves.
     """
-    if world is None:
-        return 0
-    if evicted:
-        return 1
-    closure = closure if closure is not None else control.end_of(world.origin)
-    if closure is not None:
-        return 0 if closure.succeeded else 1
-    change = control.change
-    if change is not None and change.concerns(world):  # whatever record there is beside it
-        return max(1, change.count)
-    if control.round is not None and not control.holds(world):
-        # An older record: the view lags behind what this node was told, or etcd went back, and then
-        # this world's members put their record into its place.
-        return 0 if control.is_behind(world) else 1
-    return 0
+    drain = member.drain
+    if drain is None or not session or member.phase is not Phase.MEMBER:
+        return None
+    if member.evicted or member.closure is not None:
+        return None
+    wanted = replace(drain, epoch=member.epoch)
+    return None if control.drains.get(member.node_id) == wanted else wanted
 
 
 # --- the lead -------------------------------------------------------------------------------------
@@ -249,12 +235,12 @@ class LeadStep(Enum):
 
     LEAD = "close rounds and publish changes"
     CLAIM = "claim the vacant lead, in its turn"
-    RESIGN = "let others lead: its job is closed, or they went on without it"
+    RESIGN = "let others lead: its job is closed, or they formed a world without it"
     LEAVE = "leave the lead to others"
 
 
 def lead_step(member: Member, control: Control, session: int) -> LeadStep:
-    """Say what a node does about the lead."""
+    """Decide what a node does about the lead."""
     leader = control.leader
     if leader is None:
         return LeadStep.CLAIM if _may_claim(member, session) else LeadStep.LEAVE
@@ -274,16 +260,16 @@ def holds_lead(member: Member, control: Control, session: int) -> bool:
 def _may_claim(member: Member, session: int) -> bool:
     if not member.is_active or not session:
         return False
-    # Who is arriving claims with its arrival.
+    # A node that is arriving claims with its arrival.
     return member.phase is Phase.MEMBER or member.arrived_with != 0
 
 
 def claim_delay_s(rank: int | None, size: int, jitter_s: float) -> float:
-    """How long to wait before claiming a vacant lead: members first, in rank order.
+    """Return how long to wait before claiming a vacant lead: members first, in rank order.
 
     ``size`` is that of the formed round, 0 without one, and ``rank`` the node's in it; ``jitter_s``
-    a random number of seconds below 0.02, drawn by the caller. The first ranks are far apart, so
-    that one claims and the others hear of it in time; from rank 50 on closer, because a whole rack
+    is a random number of seconds below 0.02, drawn by the caller. The first ranks are far apart, so
+    that the others see the claim of the first in time; from rank 50 on closer, because a whole rack
     may be gone.
     """
     if size == 0:
@@ -295,8 +281,5 @@ def claim_delay_s(rank: int | None, size: int, jitter_s: float) -> float:
 
 def _turn_s(rank: int) -> float:
     """5 ms for each of the first 50 ranks, 1 ms to rank 1,000, then 0.25 ms."""
-    return 0.005 * min(rank, 50) + 0.001 * _between(rank, 50, 1000) + 0.00025 * max(0, rank - 1000)
-
-
-def _between(rank: int, first: int, last: int) -> int:
-    return max(0, min(rank, last) - first)
+    middle, last = max(0, min(rank, 1000) - 50), max(0, rank - 1000)
+    return 0.005 * min(rank, 50) + 0.001 * middle + 0.00025 * last

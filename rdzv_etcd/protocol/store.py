@@ -8,7 +8,7 @@ Under ``store/<round>/`` (see :mod:`rdzv_etcd.protocol.keys`):
 
 A value is ``=`` and its bytes. A counter is ``#<scale>,<base>`` and stands for the decimal number
 ``base + scale x version``, where *version* is etcd's own count of the puts on the key: a put that
-keeps the value adds ``scale``, without anybody having to know the number. No I/O here.
+keeps the value adds ``scale``, and its writer need not know the number. No I/O here.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class StoreKeys:
     def value(self, key: str) -> bytes:
         """Return the etcd key of a store key; every string is one, the empty one included.
 
-        Raises MisuseError for what is none."""
+        Raises MisuseError for any other type."""
         return self.range.start + b"k/" + encoded_key(key)
 
     @property
@@ -57,11 +57,11 @@ class StoreKeys:
 
     @property
     def whole(self) -> bytes:
-        """The key that is there as long as nothing was lost of what was written to the store; the
-        first one after :attr:`values`.
+        """The key that is there as long as no write to the store was lost; the first one after
+        :attr:`values`.
 
-        It is put with the round's record, on the lease of all the others, and by nobody later. A
-        member that finds that something was lost deletes it.
+        It is put with the round's record, on the lease of all the others, and never later. A member
+        that detects a loss deletes it.
         """
         return self.values.end
 
@@ -116,7 +116,7 @@ def counter_of(kv: KeyValue) -> Counter | None:
 
 
 def content_of(kv: KeyValue) -> bytes:
-    """Return what a reader of the store sees; a counter is its decimal number.
+    """Return the value that a reader of the store gets; a counter is its decimal number.
 
     Raises :class:`~rdzv_etcd.errors.StateCorruptError` if this library did not write the key.
     """
@@ -147,7 +147,7 @@ def number_of(kv: KeyValue) -> int | None:
 
 
 WROTE = b"1"
-"""What a marker says of a write of which a branch that writes was taken."""
+"""The value of a marker if a branch that writes was taken."""
 _KEPT = b"0"
 
 Body: TypeAlias = Callable[[Put, Put], Txn]
@@ -172,7 +172,7 @@ def read_together(reads: Sequence[Get]) -> Txn:
 
 
 def once(marker: bytes, uses: int, lease_id: int, body: Body, whole: bytes) -> Txn:
-    """Do ``body`` if the marker was put ``uses`` times and ``whole`` tells that nothing was lost;
+    """Do ``body`` if the marker was put ``uses`` times and ``whole`` shows that nothing was lost;
     otherwise the result holds both."""
     made = body(Put(marker, WROTE, lease_id), Put(marker, _KEPT, lease_id))
     guards = (
@@ -183,7 +183,7 @@ def once(marker: bytes, uses: int, lease_id: int, body: Body, whole: bytes) -> T
 
 
 def declare_lost(whole: bytes) -> Txn:
-    """Let all know that the store has lost something. Twice does no harm: no marker."""
+    """Record that the store has lost data. Idempotent, so without a marker."""
     return Txn((), (Delete(whole),))
 
 
@@ -199,10 +199,11 @@ def delete(key: bytes) -> Body:
 
 
 def put_if_unchanged(key: bytes, value: bytes, lease_id: int, seen: KeyValue | None) -> Body:
-    """Put if the key holds what was seen (``None``: nothing); in any case read it.
+    """Put if the key has the value and version that were seen (``None``: it was absent); in any
+    case read it.
 
-    That is its value and its version, which is the other half of a counter's number. A revision
-    would not tell: if etcd has lost data since, it may be another write's.
+    The version is the other half of a counter's number. A revision would not do: if etcd has lost
+    data since, it may be another write's.
     """
     unchanged = [Compare(key, Target.VERSION, Relation.EQUAL, 0 if seen is None else seen.version)]
     if seen is not None:

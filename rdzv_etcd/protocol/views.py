@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from rdzv_etcd.errors import StateCorruptError
 from rdzv_etcd.etcd.port import Event, EventKind, GetResult, KeyValue
@@ -19,11 +20,12 @@ from rdzv_etcd.protocol.model import (
     NodeInfo,
     Nodes,
     Presence,
-    Refused,
     Round,
     Slice,
     Unreadable,
 )
+
+T = TypeVar("T")
 
 _REMEMBERED_S = 10.0
 """Nodes that went longer ago count as gone since the view began: no decision waits that long."""
@@ -34,14 +36,8 @@ def control_from(keys: JobKeys, result: GetResult) -> Control:
 
     Raises :class:`~rdzv_etcd.errors.StateCorruptError`.
     """
-    news: dict[str, Any] = {}
-    drains: dict[str, Drain] = {}
-    for kv in result.kvs:
-        if kv.key in keys.drains:
-            _put_drain(keys, drains, kv)
-        else:
-            news |= _put(keys, kv)
-    return Control(result.revision, drains=drains, **news)
+    events = (Event(EventKind.PUT, kv) for kv in result.kvs)
+    return control_after(keys, Control(0), result.revision, events)
 
 
 def control_after(
@@ -51,78 +47,63 @@ def control_after(
     brought forward by the node's own write can be fed the same events again."""
     news: dict[str, Any] = {}
     for event in events:
-        if event.kv.mod_revision <= control.revision:
+        kv = event.kv
+        if kv.mod_revision <= control.revision:
             continue
-        is_put = event.kind is EventKind.PUT
-        if event.kv.key in keys.drains:
-            drains = news.setdefault("drains", dict(control.drains))
-            if is_put:
-                _put_drain(keys, drains, event.kv)
-            else:
-                drains.pop(keys.drained(event.kv.key), None)
+        if event.kind is not EventKind.PUT:
+            kv = KeyValue(kv.key, b"", 0, 0, 0)
+        if kv.key in keys.drains:
+            _note_drain(news.setdefault("drains", dict(control.drains)), keys, kv)
         else:
-            news |= _put(keys, event.kv) if is_put else _deleted(keys, event.kv.key)
+            news |= _news(keys, kv)
     return replace(control, revision=max(control.revision, revision), **news)
 
 
-def _put_drain(keys: JobKeys, drains: dict[str, Drain], kv: KeyValue) -> None:
-    """Note that a node is to leave; what cannot be read asks nobody to, and stops nothing."""
+def _note_drain(drains: dict[str, Drain], keys: JobKeys, kv: KeyValue) -> None:
+    """Note a request to leave, or its absence; an unreadable one asks no node to leave, and stops
+    nothing."""
     node_id = keys.drained(kv.key)
-    try:
+    drains.pop(node_id, None)
+    with contextlib.suppress(StateCorruptError):
         drains[node_id] = values.decode_key(values.decode_drain, kv)
-    except StateCorruptError:
-        drains.pop(node_id, None)
 
 
-def _refused(kv: KeyValue) -> Refused | None:
-    """A value that cannot be read, or would stay forever, is shown nowhere, and stops nothing."""
-    try:
-        return values.decode_key(values.decode_refused, kv) if kv.lease_id else None
-    except StateCorruptError:
-        return None
+def _news(keys: JobKeys, kv: KeyValue) -> dict[str, Any]:
+    """Return what a key changes in the control view; the revisions of an absent key are 0."""
 
+    def value(decode: Callable[[bytes, bytes], T], absent: T | None = None) -> T | None:
+        return values.decode_key(decode, kv) if kv.mod_revision else absent
 
-def _put(keys: JobKeys, kv: KeyValue) -> dict[str, Any]:
-    """What a key's value says of the control view."""
-    if kv.key == keys.round:
-        record = values.decode_key(values.decode_round, kv)
-        return {"round": record, "round_revision": kv.mod_revision}
-    if kv.key == keys.leader:
-        leader = values.decode_key(values.decode_leader, kv)
-        return {"leader": leader, "leader_revision": kv.create_revision}
-    if kv.key == keys.change:
-        change = values.decode_key(values.decode_change, kv)
-        return {"change": change, "change_revision": kv.mod_revision}
-    if kv.key == keys.ended:
-        ended = values.decode_key(values.decode_ended, kv)
-        return {"ended": ended, "ended_revision": kv.mod_revision, "ended_lease": kv.lease_id}
-    if kv.key == keys.epoch:
-        base = values.decode_key(values.decode_epoch, kv)
-        return {"epoch_base": base, "epoch_lease": kv.lease_id}
-    is_refused = kv.key == keys.refused
-    return {"refused": _refused(kv), "refused_lease": kv.lease_id} if is_refused else {}
-
-
-def _deleted(keys: JobKeys, key: bytes) -> dict[str, Any]:
-    """What the loss of a key says of the control view."""
-    if key == keys.round:
-        return {"round": None, "round_revision": 0}
-    if key == keys.leader:
-        return {"leader": None, "leader_revision": 0}
-    if key == keys.change:
-        return {"change": None, "change_revision": 0}
-    if key == keys.ended:
-        return {"ended": (), "ended_revision": 0, "ended_lease": 0}
-    if key == keys.epoch:
-        return {"epoch_base": 0, "epoch_lease": 0}
-    return {"refused": None, "refused_lease": 0} if key == keys.refused else {}
+    news: dict[str, Any] = {}
+    match kv.key:
+        case keys.round:
+            news = {"round": value(values.decode_round), "round_revision": kv.mod_revision}
+        case keys.leader:
+            news = {"leader": value(values.decode_leader), "leader_revision": kv.create_revision}
+        case keys.change:
+            news = {"change": value(values.decode_change), "change_revision": kv.mod_revision}
+        case keys.ended:
+            news = {
+                "ended": value(values.decode_ended, ()),
+                "ended_revision": kv.mod_revision,
+                "ended_lease": kv.lease_id,
+            }
+        case keys.epoch:
+            news = {"epoch_base": value(values.decode_epoch, 0), "epoch_lease": kv.lease_id}
+        case keys.refused:
+            refused = None
+            with contextlib.suppress(StateCorruptError):  # it is shown nowhere, and stops nothing
+                if kv.lease_id:  # otherwise it would stay forever
+                    refused = values.decode_key(values.decode_refused, kv)
+            news = {"refused": refused, "refused_lease": kv.lease_id}
+    return news
 
 
 def slices_from(
     result: GetResult, size: int
 ) -> tuple[list[dict[str, int]], list[StateCorruptError]]:
-    """Return the ranks in every slice that was read of a world of ``size``, and what is wrong with
-    those that cannot be read: they are missing, like any that is not there."""
+    """Return the ranks in every slice that was read of a world of ``size``, and the errors of those
+    that cannot be read: these are missing, like a slice that is absent."""
     decode = partial(values.decode_slice, size=size)
     found: list[dict[str, int]] = []
     problems: list[StateCorruptError] = []
@@ -152,53 +133,48 @@ def nodes_from(
 ) -> Nodes:
     """Build the presence view from a read of ``keys.nodes``.
 
-    What is as it was in ``before`` keeps the time at which it was seen, or was seen to be gone: a
-    fresh read does not make anybody's wait begin again.
+    Everything that is as it was in ``before`` keeps the time at which it was seen, or was seen to
+    be gone: a fresh read makes no wait begin again.
     """
-    present: dict[str, Presence] = {}
-    unreadable: dict[str, Unreadable] = {}
-    accused: dict[str, Accused] = {}
-    known = {} if before is None else before.present
-    for kv in result.kvs:
-        node_id = keys.node_id(kv.key)
-        presence = _place(keys, kv, now_s)
-        if isinstance(presence, Unreadable):
-            unreadable[node_id] = presence
-            continue
-        if isinstance(presence, Accused):
-            earlier_one = None if before is None else before.accused.get(node_id)
-            same = earlier_one is not None and earlier_one.mod_revision == presence.mod_revision
-            accused[node_id] = earlier_one if earlier_one is not None and same else presence
-            continue
-        earlier = known.get(node_id)
-        same = earlier is not None and earlier.mod_revision == presence.mod_revision
-        present[node_id] = earlier if earlier is not None and same else presence
-    if before is None:
-        return Nodes(
-            result.revision, present, since_s=now_s, unreadable=unreadable, accused=accused
-        )
-    missed = dict.fromkeys(known.keys() - present.keys(), now_s)
-    gone = {node_id: at_s for node_id, at_s in before.gone.items() if node_id not in present}
-    left = {node: reason for node, reason in before.left.items() if node not in present}
-    return Nodes(result.revision, present, left, before.since_s, missed | gone, unreadable, accused)
+    view = Nodes(0, since_s=now_s) if before is None else before
+    read = [(keys.node_id(kv.key), kv) for kv in result.kvs]
+    changes = [(node_id, kv) for node_id, kv in read if kv.mod_revision != view.place(node_id)]
+    there = dict(read)
+    gone = [
+        (node_id, None)
+        for node_id in (*view.present, *view.accused, *view.unreadable)
+        if node_id not in there
+    ]
+    return _folded(keys, view, result.revision, [*changes, *gone], now_s)
 
 
 def nodes_after(
     keys: JobKeys, nodes: Nodes, revision: int, events: Iterable[Event], now_s: float
 ) -> Nodes:
     """Apply a watch batch; events that ``nodes`` includes already are skipped."""
-    present = dict(nodes.present)
-    left = dict(nodes.left)
+    changes = (
+        (keys.node_id(event.kv.key), event.kv if event.kind is EventKind.PUT else None)
+        for event in events
+        if event.kv.mod_revision > nodes.revision
+    )
+    return _folded(keys, nodes, max(nodes.revision, revision), changes, now_s)
+
+
+def _folded(
+    keys: JobKeys,
+    nodes: Nodes,
+    revision: int,
+    changes: Iterable[tuple[str, KeyValue | None]],
+    now_s: float,
+) -> Nodes:
+    """Return the view with each change by node id: the value now in the node's place, if any."""
+    present, left = dict(nodes.present), dict(nodes.left)
+    unreadable, accused = dict(nodes.unreadable), dict(nodes.accused)
     gone = {node_id: at_s for node_id, at_s in nodes.gone.items() if now_s - at_s < _REMEMBERED_S}
-    unreadable = dict(nodes.unreadable)
-    accused = dict(nodes.accused)
-    for event in events:
-        if event.kv.mod_revision <= nodes.revision:
-            continue
-        node_id = keys.node_id(event.kv.key)
+    for node_id, kv in changes:
         was_readable = unreadable.pop(node_id, None) is None
         accused.pop(node_id, None)
-        presence = _place(keys, event.kv, now_s) if event.kind is EventKind.PUT else None
+        presence = None if kv is None else _place(keys, kv, now_s)
         if isinstance(presence, Presence):
             present[node_id] = presence
             left.pop(node_id, None)
@@ -213,7 +189,6 @@ def nodes_after(
             gone[node_id] = now_s
         if last is not None and last.info.leaving is not None:
             left[node_id] = last.info.leaving
-    revision = max(nodes.revision, revision)
     return Nodes(revision, present, left, nodes.since_s, gone, unreadable, accused)
 
 
@@ -235,8 +210,8 @@ def place_in(keys: JobKeys, kv: KeyValue) -> NodeInfo | Accusation:
 
 
 def _place(keys: JobKeys, kv: KeyValue, now_s: float) -> Presence | Accused | Unreadable:
-    """What cannot be a presence does not keep the others from being read: whoever may write there
-    could stop the job with it."""
+    """Read one key. A value that cannot be a presence does not keep the others from being read:
+    otherwise a foreign program could stop the job with it."""
     try:
         info = place_in(keys, kv)
     except StateCorruptError as error:
@@ -264,15 +239,9 @@ def control_went_back(before: Control, now: Control) -> bool:
 
 
 def nodes_went_back(before: Nodes, now: Nodes) -> bool:
-    """Whether something stands in a node's place that was written before the earlier view, and was
-    not in that."""
+    """Whether a node's place holds a value that was written before the earlier view, and was not in
+    that."""
     return any(
-        0 < _revision_in(now, node_id) <= before.revision
-        and _revision_in(now, node_id) != _revision_in(before, node_id)
+        0 < now.place(node_id) <= before.revision and now.place(node_id) != before.place(node_id)
         for node_id in (*now.present, *now.accused)
     )
-
-
-def _revision_in(nodes: Nodes, node_id: str) -> int:
-    presence = nodes.present.get(node_id)
-    return nodes.in_place_of(node_id) if presence is None else presence.mod_revision

@@ -1,14 +1,10 @@
-"""Decides why a world is over for its member, and what kind of end and loss that was."""
+"""Decides whether a world is over for its member, why, and what kind of end and loss that was."""
 
 from __future__ import annotations
-
-from collections.abc import Iterator
-from dataclasses import dataclass
 
 from rdzv_etcd.protocol.describe import lost_and_left
 from rdzv_etcd.protocol.member import Member
 from rdzv_etcd.protocol.model import Change, Closure, Control, Nodes
-from rdzv_etcd.protocol.steps import waiting_count
 from rdzv_etcd.world_change import (
     Expelled,
     Failed,
@@ -18,13 +14,12 @@ from rdzv_etcd.world_change import (
     MovedOn,
     Waiting,
     WorldChange,
-    cause_of_loss,
     reason_to_leave,
 )
 
 
 def why_over(member: Member, control: Control, epoch: int) -> WorldChange | None:
-    """Say why the world of that epoch is over for this node; ``None`` while it is not."""
+    """Return why the world of that epoch is over for this node; ``None`` while it is not."""
     if not member.works_in(epoch):
         return MovedOn(member.why_given_up(epoch))
     if member.closure is not None:
@@ -32,7 +27,7 @@ def why_over(member: Member, control: Control, epoch: int) -> WorldChange | None
     if member.failure is not None:
         task, error = member.failure
         return Failed(member.node_id, f"its task {task!r} failed: {error}")
-    if waiting_count(control, member.record, member.evicted) == 0:
+    if waiting_count(member, control) == 0:
         return None
     change = control.change
     if member.evicted or change is None or not change.concerns(member.record):
@@ -40,9 +35,43 @@ def why_over(member: Member, control: Control, epoch: int) -> WorldChange | None
     return Expelled() if member.node_id in change.lost else change_of(change)
 
 
+def waiting_count(member: Member, control: Control) -> int:
+    """Whether to stop and to join again, as torch's agent asks: above zero if so.
+
+    The number is that of the nodes that wait or were lost according to the change; 1 when a newer
+    round was formed without this node, and when the job failed.
+    """
+    world = member.record
+    if world is None:
+        return 0
+    if member.evicted:
+        return 1
+    # The member remembers how its run ended: the marker expires, and a new run's rounds do not
+    # concern a node that is still finishing the old one.
+    closure = member.closure or control.end_of(world.origin)
+    if closure is not None:
+        return 0 if closure.succeeded else 1
+    change = control.change
+    if change is not None and change.concerns(world):  # whatever record there is beside it
+        return max(1, change.count)
+    if control.round is not None and not control.holds(world):
+        # An older record: the view lags behind this node's own write, or etcd went back, and then
+        # this world's members put their record into its place.
+        return 0 if control.is_behind(world) else 1
+    return 0
+
+
+def should_yield(member: Member, control: Control, epoch: int) -> bool:
+    """Whether the members of the world of that epoch should stop at their next commit point,
+    because one of them is being drained: until then stopping would cost work."""
+    if member.drain is not None and member.works_in(epoch):
+        return True  # it may not have been announced yet
+    return any(drain.epoch == epoch for drain in control.drains.values())
+
+
 def others_reason(member: Member, control: Control) -> WorldChange | None:
-    """Why the world that this node works in is over, if that is not of its own making and nothing
-    that all were meant to do; to a node that has finished only the job's failure matters."""
+    """Return why the world that this node works in is over, unless the node itself ended it, or all
+    its members have finished; to a node that has finished only the job's failure matters."""
     why = why_over(member, control, member.epoch)
     if member.has_finished and not isinstance(why, Failed):
         return None
@@ -50,12 +79,12 @@ def others_reason(member: Member, control: Control) -> WorldChange | None:
 
 
 def end_of(closure: Closure) -> Finished | Failed:
-    """Say why a world is over whose job was closed."""
+    """Return why a world is over whose job was closed."""
     return (Finished if closure.succeeded else Failed)(closure.by, closure.reason)
 
 
 def change_of(change: Change) -> Lost | Left | Waiting:
-    """Say why a world is over, as the leader has published it."""
+    """Return why a world is over, as the leader has published it."""
     lost, left = lost_and_left(change.lost)
     if lost:
         return Lost(lost, change.waiters)
@@ -64,7 +93,22 @@ def change_of(change: Change) -> Lost | Left | Waiting:
     return Waiting(change.waiters, change.because)
 
 
-# --- kinds, for who counts them ------------------------------------------------------------------
+# --- for metrics and audits ----------------------------------------------------------------------
+
+
+def losses(change: Change, nodes: Nodes, at_s: float) -> dict[str, float | None]:
+    """Return the members that a change declares lost, and how many seconds after the end of its
+    process each was; ``None`` if no node has seen that end. A change names the first 32 only.
+
+    ``at_s``: when the change was published, by the clock of ``nodes``.
+    """
+    found: dict[str, float | None] = {}
+    for node_id, how in change.lost.items():
+        if reason_to_leave(how) is None:  # otherwise it has left
+            accused = nodes.accused.get(node_id)
+            found[node_id] = None if accused is None else accused.gone_for_s(at_s)
+    return found
+
 
 _ENDS: dict[type[WorldChange], str] = {
     Lost: "lost",
@@ -75,31 +119,6 @@ _ENDS: dict[type[WorldChange], str] = {
     Failed: "failed",
     MovedOn: "moved_on",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class MemberLoss:
-    """One member that was declared lost."""
-
-    node_id: str
-    cause: str
-    after_s: float | None
-    """How many seconds after the end of its process; ``None`` if nobody has seen that."""
-
-
-def losses(change: Change, nodes: Nodes, at_s: float) -> Iterator[MemberLoss]:
-    """Yield the losses of a change that is published at ``at_s``, by the clock of ``nodes``.
-
-    A node that has left is not lost. A change names the first 32 only.
-    """
-    for node_id, how in change.lost.items():
-        if reason_to_leave(how) is not None:
-            continue
-        accused = nodes.accused.get(node_id)
-        after_s = None
-        if accused is not None and accused.accusation.after_ms is not None:
-            after_s = max(0.0, at_s - accused.seen_s) + accused.accusation.after_ms / 1000
-        yield MemberLoss(node_id, cause_of_loss(how), after_s)
 
 
 def cause_of_end(change: WorldChange) -> str:

@@ -26,7 +26,7 @@ from rdzv_etcd.node.leave import why_interrupted
 from rdzv_etcd.node.node import Node
 from rdzv_etcd.peers.tcp import TcpPeers
 from rdzv_etcd.process import refuse_after_fork
-from rdzv_etcd.protocol.draining import why_drained
+from rdzv_etcd.protocol.describe import why_drained
 from rdzv_etcd.protocol.keys import JobKeys
 from rdzv_etcd.protocol.member import Seat
 from rdzv_etcd.protocol.model import Closure, Drain

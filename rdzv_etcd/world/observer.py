@@ -16,7 +16,6 @@ from rdzv_etcd.etcd.first_contact import first_contact
 from rdzv_etcd.etcd.port import Etcd
 from rdzv_etcd.node.job_watch import JobWatch, read_state
 from rdzv_etcd.process import process_id, refuse_after_fork
-from rdzv_etcd.protocol import requests
 from rdzv_etcd.protocol.events import JobEvent
 from rdzv_etcd.protocol.job_state import JobState
 from rdzv_etcd.protocol.keys import JobKeys
@@ -182,7 +181,7 @@ class Observation(Lifecycle):
         say."""
         limit_s = self.settings.connection.connect_timeout_s
         async with first_contact(connection):
-            await self._etcd.get(requests.count_nodes(self._keys), timeout_s=limit_s)
+            await self._etcd.get(self._keys.nodes.read(count_only=True), timeout_s=limit_s)
 
     async def state(self, timeout_s: float | None) -> JobState:
         """See :meth:`Observer.state`."""

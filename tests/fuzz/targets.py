@@ -2,76 +2,62 @@
 
 from __future__ import annotations
 
+import atexit
 import random
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import TypeAlias
 
-from rdzv_etcd.errors import RdzvEtcdError, SettingsError
+from rdzv_etcd.errors import RdzvEtcdError, SettingsError, StateCorruptError
 from rdzv_etcd.etcd.auth import channel_credentials
 from rdzv_etcd.etcd.port import Event, EventKind, GetResult, KeyValue
-from rdzv_etcd.protocol import codec as values
 from rdzv_etcd.protocol.keys import JobKeys
-from rdzv_etcd.protocol.model import (
-    Accusation,
-    Change,
-    Closure,
-    Drain,
-    Ended,
-    Leader,
-    NodeInfo,
-    Refused,
-    Round,
-    Slices,
-)
+from rdzv_etcd.protocol.model import NodeInfo
 from rdzv_etcd.protocol.store import StoreKeys, content_of, number_of
 from rdzv_etcd.protocol.views import control_after, control_from, nodes_from
-from rdzv_etcd.settings import JobSettings
 from rdzv_etcd.settings.connection import Tls, parse_endpoints
 from rdzv_etcd.settings.options import NAMES
 from rdzv_etcd.settings.parse import settings_from_config
 from tests.fuzz.mutate import NASTY, nasty_bytes, nasty_json, nasty_text
 from tests.fuzz.nodes import nodes
+from tests.protocol.golden import FORMED_TEXT, KEY, NODE_TEXT, WRITTEN
 from tests.support.certificates import make_certificates
 
 Shot: TypeAlias = Callable[[random.Random], None]
 """Makes one input and gives it to the parser."""
 
 KEYS = JobKeys("/rdzv_etcd", "a job/ü")
-_SETTINGS = JobSettings(1, 4, 1)
-_RECORD = Round(3, "run", ("a~1~x", "b~2~y"), _SETTINGS, "10.0.0.1", 29500, 0x7F, 5)
-_CLOSED = Round(
-    3, "run", ("a~1~x",), _SETTINGS, "h", 1, 0x7F, 5, 9, ("c",), Closure("a", "done", True, 1.5)
-)
-_LARGE = Round(
-    3, "run", (), JobSettings(1, 400), "h", 1, 0x7F, 5, slices=Slices(300, 10, "run.2.9")
-)
-_NODE = NodeInfo("a~1~x", "10.0.0.1", 29500, 4, _SETTINGS, "rack1", "SIGTERM", 77, because="?")
 _ENDPOINTS = (
     "host", "h1:2379,h2:2379", "https://h1,https://h2:1", "[2001:db8::1]:2379", "http://[::1]/",
 )  # fmt: skip
 _TEXTS = (
-    "10",
-    "0.5",
-    "https",
-    "env:X",
-    "SLURM_PROCID",
-    "value:3",
-    "/p",
-    "yes",
-    "1e400",
-    "/dev/null",
-)
+    "10", "0.5", "https", "env:X", "SLURM_PROCID", "value:3", "/p", "yes", "1e400", "/dev/null",
+)  # fmt: skip
 
 
 def _value(rng: random.Random, valid: bytes) -> bytes:
     return (nasty_json if rng.random() < 0.6 else nasty_bytes)(rng, valid)
 
 
-def _decodes(decode: Callable[[bytes], object], *valid: bytes) -> Shot:
-    return lambda rng: _expect(lambda: decode(_value(rng, rng.choice(valid))))
+def _value_of(kind: str) -> Shot:
+    """A value that is read can be written, and is the same when it is read again."""
+    encode, decode, _, text = WRITTEN[kind]
+
+    def shoot(rng: random.Random) -> None:
+        try:
+            found = decode(KEY, _value(rng, text.encode()))
+        except StateCorruptError as error:
+            str(error)
+            return
+        again = decode(KEY, encode(found))
+        if isinstance(found, NodeInfo):  # its text is written in characters that can be shown
+            found = replace(found, because=again.because)
+        assert again == found
+
+    return shoot
 
 
 def _expect(parse: Callable[[], object]) -> None:
@@ -112,9 +98,9 @@ def store_value(rng: random.Random) -> None:
 
 
 def keys(rng: random.Random) -> None:
-    """Key decoding, and whole views of keys that somebody else has written among ours."""
+    """Key decoding, and whole views of foreign keys among ours."""
     key = nasty_bytes(rng, rng.choice((KEYS.node("a~1~x"), KEYS.round, KEYS.change, KEYS.leader)))
-    value = _value(rng, rng.choice((values.encode_node(_NODE), values.encode_round(_RECORD))))
+    value = _value(rng, f"{rng.choice((NODE_TEXT, FORMED_TEXT))}}}".encode())
     kv = KeyValue(key, value, 5, 6, 1)
     StoreKeys(KEYS.store(1, "run")).name(key)
     read = GetResult(7, (kv,), 1)
@@ -135,80 +121,37 @@ def job_keys(rng: random.Random) -> None:
         assert not job_id
 
 
+@cache
+def _certificates() -> tuple[tempfile.TemporaryDirectory[str], tuple[bytes, ...]]:
+    """A folder that goes with the process, and good TLS files."""
+    folder = tempfile.TemporaryDirectory()
+    atexit.register(folder.cleanup)
+    make_certificates(Path(folder.name))
+    files = sorted(Path(folder.name).iterdir())
+    return folder, tuple(
+        path.read_bytes() for path in files if path.suffix in (".pem", ".crt", ".key")
+    )
+
+
+def tls_files(rng: random.Random) -> None:
+    folder, contents = _certificates()
+    bad = [Path(folder.name) / f"bad{number}" for number in range(3)]
+    for path in bad:
+        content = rng.choice(contents)
+        path.write_bytes(content if rng.random() < 0.3 else nasty_bytes(rng, content))
+    ca, cert, key = (rng.choice((path, path, None)) for path in bad)
+    _expect(lambda: channel_credentials(Tls(ca, cert, key)))
+
+
+TARGETS: dict[str, Shot] = {
+    **{kind: _value_of(kind) for kind in WRITTEN},
+    "endpoints": endpoints,
+    "configuration": configuration,
+    "store_value": store_value,
+    "keys": keys,
+    "job_keys": job_keys,
+    "tls_files": tls_files,
+    "nodes": nodes,
+}
 COSTLY = {"tls_files": 10, "nodes": 1000}
 """Targets of which one input costs as much as so many of others."""
-
-
-@contextmanager
-def targets() -> Iterator[dict[str, Shot]]:
-    """All parsers by name; the TLS files lie in a folder that goes with the block."""
-    with tempfile.TemporaryDirectory() as folder:
-        yield {
-            "endpoints": endpoints,
-            "configuration": configuration,
-            "round": _decodes(
-                lambda value: values.decode_round(KEYS.round, value),
-                values.encode_round(_RECORD),
-                values.encode_round(_CLOSED),
-                values.encode_round(_LARGE),
-            ),
-            "slice": _decodes(
-                lambda value: values.decode_slice(KEYS.slice(3, "run.2.9", 7), value),
-                values.encode_slice({"a~1~x": 0, "b~2~y": 299}),
-            ),
-            "change": _decodes(
-                lambda value: values.decode_change(KEYS.change, value),
-                values.encode_change(Change("run", 3, ("c",), {"a~1~x": "left"}, 2, {"c": "?"})),
-            ),
-            "drain": _decodes(
-                lambda value: values.decode_drain(KEYS.drain("a~1~x"), value),
-                values.encode_drain(Drain("an operator", "maintenance", 7)),
-            ),
-            "ended": _decodes(
-                lambda value: values.decode_ended(KEYS.ended, value),
-                values.encode_ended([Ended("run", Closure("a~1~x", "done", True, 1.5), 7)] * 2),
-            ),
-            "epoch": _decodes(
-                lambda value: values.decode_epoch(KEYS.epoch, value),
-                values.encode_epoch(1_800_000_000_000_000),
-            ),
-            "refused": _decodes(
-                lambda value: values.decode_refused(KEYS.refused, value),
-                values.encode_refused(Refused("a~1~x", _SETTINGS, 1.5, "its gate said no")),
-            ),
-            "leader": _decodes(
-                lambda value: values.decode_leader(KEYS.leader, value),
-                values.encode_leader(Leader("a~1~x", _SETTINGS)),
-            ),
-            "node": _decodes(
-                lambda value: values.decode_place(KEYS.node("a~1~x"), "a~1~x", value),
-                values.encode_node(_NODE),
-            ),
-            "accusation": _decodes(
-                lambda value: values.decode_place(KEYS.node("a~1~x"), "a~1~x", value),
-                values.encode_accusation(Accusation("b~1~x", "its process exited", True)),
-            ),
-            "store_value": store_value,
-            "keys": keys,
-            "job_keys": job_keys,
-            "tls_files": _tls_files(Path(folder)),
-            "nodes": nodes,
-        }
-
-
-def _tls_files(folder: Path) -> Shot:
-    good = make_certificates(folder)
-    files = [path for path in sorted(folder.iterdir()) if path.suffix in (".pem", ".crt", ".key")]
-    contents = [path.read_bytes() for path in files]
-    assert good
-    assert contents
-    bad = [folder / f"bad{number}" for number in range(3)]
-
-    def shoot(rng: random.Random) -> None:
-        for path in bad:
-            content = rng.choice(contents)
-            path.write_bytes(content if rng.random() < 0.3 else nasty_bytes(rng, content))
-        ca, cert, key = (rng.choice((path, path, None)) for path in bad)
-        _expect(lambda: channel_credentials(Tls(ca, cert, key)))
-
-    return shoot

@@ -13,7 +13,6 @@ from rdzv_etcd.errors import BarrierTimeoutError, JobSettingsMismatchError, Stor
 from rdzv_etcd.etcd.port import Delete, Txn
 from rdzv_etcd.kv.store import KeyValueStore
 from rdzv_etcd.node.context import REFUSED_TTL_S
-from rdzv_etcd.protocol import requests
 from rdzv_etcd.settings import JobSettings
 from rdzv_etcd.world.collectives import Collectives
 from rdzv_etcd.world.world_over import unless_over
@@ -200,7 +199,7 @@ async def test_the_end_of_what_a_dead_job_left_is_not_missed(job: SimJob) -> Non
     job.crash("a", "b")
     await job.pass_time(TTL_S + 2.0)
     new = job.make("x", job=JobSettings(1, 1))
-    looking, under_way = noted(lambda request: request == requests.read_two_nodes(job.keys))
+    looking, under_way = noted(lambda request: request == job.keys.nodes.read(limit=2))
     new.connection.link.hold_requests(2.0, 1, looking)
     new.agent = job.on(new, new.run())
     await job.until(lambda: bool(under_way), "it looks", 5.0)

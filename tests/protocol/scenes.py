@@ -11,8 +11,8 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from rdzv_etcd.protocol.closing import Close, KeepWaiting, RoundLimits, decide_close
-from rdzv_etcd.protocol.lead import Healthy, Publish, decide_change
+from rdzv_etcd.protocol.closing import Close, KeepWaiting, decide_close
+from rdzv_etcd.protocol.lead import Healthy, decide_change
 from rdzv_etcd.protocol.model import (
     Accusation,
     Accused,
@@ -26,12 +26,13 @@ from rdzv_etcd.protocol.model import (
     Round,
     Slices,
 )
-from rdzv_etcd.settings import JobSettings
+from rdzv_etcd.settings import JobSettings, Timing
 
 NOW_S = 1000.0
 LAST_CALL_S = 30.0
 SETTLE_S = 0.2
 REJOIN_S = 120.0
+TIMING = Timing(last_call_timeout_s=LAST_CALL_S, settle_s=SETTLE_S, rejoin_timeout_s=REJOIN_S)
 
 
 def names(words: str) -> tuple[str, ...]:
@@ -206,8 +207,15 @@ class Scene:
         )
 
     def close(self, now_s: float = NOW_S) -> Close | KeepWaiting:
-        limits = RoundLimits(LAST_CALL_S, SETTLE_S, REJOIN_S, self.opened_s, self.give_up_s)
-        return decide_close(self.control, self.nodes, self.settings, limits, now_s)
+        return decide_close(
+            self.control,
+            self.nodes,
+            self.settings,
+            TIMING,
+            now_s,
+            opened_s=self.opened_s,
+            give_up_s=self.give_up_s,
+        )
 
     def closed_world(self, now_s: float = NOW_S) -> str:
         """The members by rank; fails if the round is not closed now."""
@@ -220,7 +228,7 @@ class Scene:
         assert isinstance(decision, KeepWaiting), decision
         return decision.until_s
 
-    def change(self, *, trusted: bool = True) -> Publish | Healthy:
+    def change(self, *, trusted: bool = True) -> Change | Healthy:
         trust_s = NOW_S if trusted else NOW_S + 3.0
         return decide_change(self.control, self.nodes, NOW_S, trust_absence_s=trust_s)
 
@@ -229,4 +237,4 @@ class Scene:
         decision = self.change(trusted=trusted)
         if isinstance(decision, Healthy):
             return None
-        return " ".join(decision.change.waiters), dict(decision.change.lost)
+        return " ".join(decision.waiters), dict(decision.lost)

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from rdzv_etcd.protocol.closing import Close, KeepWaiting
-from rdzv_etcd.protocol.lead import Healthy, Publish
+from rdzv_etcd.protocol.lead import Healthy
 from rdzv_etcd.protocol.liveness import (
     ABSENCE_GRACE_S,
     ANSWER_GRACE_S,
@@ -20,7 +20,7 @@ from rdzv_etcd.protocol.liveness import (
     may_answer_until_s,
     ring_after,
 )
-from rdzv_etcd.protocol.model import Accusation, Accused, Nodes
+from rdzv_etcd.protocol.model import Accusation, Accused, Change, Nodes
 from rdzv_etcd.world_change import how_gone, how_silent
 from tests.protocol.scenes import NOW_S, Scene
 
@@ -36,12 +36,12 @@ def accused(seen_s: float, *accusations: Accusation) -> Nodes:
     )
 
 
-def test_a_process_that_is_gone_is_lost_almost_at_once_whatever_the_leader_hears() -> None:
+def test_a_process_that_is_gone_is_lost_almost_at_once_even_if_the_leader_was_cut_off() -> None:
     nodes = accused(100.0, GONE)
     assert lost_from_s(nodes, "n0", trust_absence_s=500.0) == 100.0 + ANSWER_GRACE_S
 
 
-def test_what_was_said_before_etcd_went_back_is_not_certain() -> None:
+def test_an_accusation_from_before_etcd_went_back_is_not_certain() -> None:
     nodes = accused(100.0, GONE)
     assert lost_from_s(doubted(nodes, 9), "n0", trust_absence_s=500.0) == 500.0
     assert lost_from_s(doubted(nodes, 9), "n0") == 100.0 + ABSENCE_GRACE_S
@@ -69,7 +69,7 @@ def test_the_further_etcd_is_away_the_longer_an_answer_may_take(accusation: Accu
     assert until_s == lost_from_s(nodes, "n0", round_trip_s=0.3)
 
 
-def test_who_is_just_absent_has_no_accuser() -> None:
+def test_a_node_that_is_just_absent_has_no_accuser() -> None:
     nodes = Nodes(9, gone={"a": 50.0})
     assert lost_from_s(nodes, "a") == 50.0 + ABSENCE_GRACE_S
 
@@ -82,12 +82,12 @@ def test_until_when_somebody_may_answer() -> None:
 
 
 @pytest.mark.parametrize(("ago_s", "is_told"), [(0.0, False), (ANSWER_GRACE_S, True)])
-def test_a_change_tells_how_the_accused_was_lost(ago_s: float, is_told: bool) -> None:
+def test_a_change_names_how_the_accused_was_lost(ago_s: float, is_told: bool) -> None:
     scene = Scene(2, 4, members="a b c").gone("b").accused("b", GONE, ago_s=ago_s)
     decision = scene.change()
     if is_told:
-        assert isinstance(decision, Publish)
-        assert decision.change.lost == {"b": GONE.how}
+        assert isinstance(decision, Change)
+        assert decision.lost == {"b": GONE.how}
     else:
         assert isinstance(decision, Healthy)
         assert decision.until_s == NOW_S + ANSWER_GRACE_S
@@ -109,7 +109,7 @@ def test_each_watches_the_next_ranks_first() -> None:
     assert ring_after("abc", "x") == ()
 
 
-def test_who_has_answered_is_not_accused_for_a_while() -> None:
+def test_a_node_that_has_answered_is_not_accused_for_a_while() -> None:
     health = LocalHealth()
     assert health.quiet_until_s("a", 0.0) <= 0.0
     health.note_refuted("a", 100.0)
@@ -117,7 +117,7 @@ def test_who_has_answered_is_not_accused_for_a_while() -> None:
     assert health.quiet_until_s("b", 101.0) < 101.0
 
 
-def test_who_is_wrong_about_several_accuses_nobody_for_a_while() -> None:
+def test_an_accuser_that_was_wrong_about_several_nodes_accuses_none_for_a_while() -> None:
     health = LocalHealth()
     for at in range(MOST_MISTAKES):
         health.note_refuted(f"n{at}", 100.0 + at)

@@ -1,11 +1,15 @@
-"""When a formed round is over."""
+"""When a formed round is over, and which node is unfit to lead."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from rdzv_etcd.protocol.lead import NAMES_IN_CHANGE, Healthy, Publish
+from rdzv_etcd.protocol.lead import NAMES_IN_CHANGE, Healthy, is_unfit_to_lead
 from rdzv_etcd.protocol.liveness import ABSENCE_GRACE_S
+from rdzv_etcd.protocol.member import Member
+from rdzv_etcd.protocol.model import Change, Control
 from rdzv_etcd.settings import JobSettings
 from tests.protocol.scenes import NOW_S, Scene
 
@@ -72,7 +76,7 @@ def test_a_leader_that_was_cut_off_gives_the_others_time_to_come_back() -> None:
     assert "2 members are not back yet" in waiting.reason
 
 
-def test_who_went_a_moment_ago_may_be_putting_its_presence_back() -> None:
+def test_a_node_that_went_a_moment_ago_may_be_putting_its_presence_back() -> None:
     scene = Scene(2, 4, members="a b c").gone("b", ago_s=ABSENCE_GRACE_S / 2)
     waiting = scene.change()
     assert isinstance(waiting, Healthy)
@@ -88,21 +92,53 @@ def test_absent_members_that_may_come_back_keep_their_seats() -> None:
     assert Scene(2, 4, members="a b c").gone("c").new("d").published(trusted=False) == ("d", {})
 
 
-def test_a_good_bye_needs_no_patience() -> None:
+def test_after_a_goodbye_there_is_nothing_to_wait_for() -> None:
     assert Scene(2, 4, members="a b c").left("c").published(trusted=False) == ("", {"c": "left"})
 
 
-def test_a_change_says_why_members_came_back_that_said_so() -> None:
+def test_a_change_holds_the_reasons_that_members_gave_for_rejoining() -> None:
     """In characters that can be shown, and only of those that it names."""
     scene = Scene(2, 5, members="a b c d").back("a").back("b", because="exit\ncode 1" + "!" * 999)
     change = scene.new("x", because="no member").gone("c").change()
-    assert isinstance(change, Publish)
-    assert change.change.waiters == ("a", "b", "x")
-    (told,) = change.change.because.items()
+    assert isinstance(change, Change)
+    assert change.waiters == ("a", "b", "x")
+    (told,) = change.because.items()
     assert told[0] == "b"
     assert told[1].startswith("exit\\ncode 1!")
     assert len(told[1]) == 200
     names = " ".join(f"n{number:03}" for number in range(2 * NAMES_IN_CHANGE))
     change = Scene(2, 99, members=names).back(names, because="x").change()
-    assert isinstance(change, Publish)
-    assert tuple(change.change.because) == change.change.waiters
+    assert isinstance(change, Change)
+    assert tuple(change.because) == change.waiters
+
+
+HAD_A_ROUND = Scene(1, 4, members="x")
+
+
+@pytest.mark.parametrize(
+    ("case", "is_unfit"),
+    [
+        ({}, True),  # the lead came with its arrival
+        # It was fit to arrive: that role may just be edited.
+        ({"has_claimed": True}, False),
+        ({"has_claimed": True, "lasts_s": 30.0}, False),
+        ({"has_claimed": True, "lasts_s": 30.1}, True),
+        *(
+            ({**before, "has_claimed": has_claimed, "lasts_s": lasts_s}, False)
+            for before in (
+                {"has_worked": True},
+                {"control": HAD_A_ROUND.control},
+                {"member": Member("me", epoch=7)},
+            )
+            for has_claimed in (False, True)
+            for lasts_s in (0.0, 3600.0)
+        ),
+        ({"control": Scene(1, 4, members="x").closed().control}, True),  # of the run before
+    ],
+)
+def test_a_node_is_unfit_to_lead_unless_its_role_was_right_before(
+    case: dict[str, Any], is_unfit: bool
+) -> None:
+    usual: dict[str, Any] = {"member": Member("me"), "control": Control(1)}
+    usual |= {"has_worked": False, "has_claimed": False, "lasts_s": 0.0, "lease_ttl_s": 10.0}
+    assert is_unfit_to_lead(**(usual | case)) is is_unfit

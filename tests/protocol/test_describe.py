@@ -19,18 +19,18 @@ from rdzv_etcd.protocol.describe import (
     round_text,
     seat_text,
     text_of_change,
+    why_drained,
     world_text,
 )
-from rdzv_etcd.protocol.draining import why_drained
 from rdzv_etcd.protocol.member import Seat
 from rdzv_etcd.protocol.model import Change, Closure, Drain, Refused
 from rdzv_etcd.settings import JobSettings
 from rdzv_etcd.world_change import (
+    LEASE_EXPIRED,
     Expelled,
     Failed,
     Finished,
     Left,
-    Loss,
     Lost,
     MovedOn,
     Waiting,
@@ -49,7 +49,7 @@ from tests.protocol.scenes import NOW_S, Scene
 GOLDEN = Path(__file__).parent / "describe.txt"
 NODES = ("vm~9198~a", "vm~9199~b", "gpu-05~7~c")
 LOSSES = [
-    Loss.EXPIRED.value,
+    LEASE_EXPIRED,
     how_gone("vm~9200", "its host refuses the connection", 0.003),
     how_gone("vm~9200", "another node answers there"),
     how_silent("vm~9200", "not reached"),
@@ -132,7 +132,7 @@ def test_each_line_can_be_shown() -> None:
     assert all(line.isprintable() and len(line) < 800 for line in lines())
 
 
-def test_who_left_is_not_called_lost() -> None:
+def test_a_node_that_left_is_not_called_lost() -> None:
     gone = {"a~1~x": "lease expired", "b~2~y": "left: drained by me: its fan", "c~3~z": "left"}
     assert lost_and_left(gone) == (
         {"a~1~x": "lease expired"},
@@ -150,7 +150,7 @@ def test_a_peers_long_reason_leaves_room_for_the_others() -> None:
     assert len(line) < 500
 
 
-def test_who_is_still_at_work_has_not_arrived() -> None:
+def test_a_member_that_still_works_has_not_arrived() -> None:
     scene = Scene(3, 4, members="a b c d").changed("d").gone("d").back("b a", NOW_S).new("e")
     assert arrived_text(scene.control, scene.nodes, scene.settings)[0] == ("a", "b", "e")
 
@@ -163,7 +163,7 @@ def test_members_of_a_large_world_that_are_not_known_have_not_arrived() -> None:
     assert (arrived, text) == (("a",), "1 of at least 3 nodes arrived (a)")
 
 
-def test_who_has_met_nobody_yet_says_where_it_looks() -> None:
+def test_a_node_that_has_met_no_other_names_where_it_looks() -> None:
     """The others may have been given another etcd, prefix or id: two logs show which."""
     where = "http://etcd-1:2379, /rdzv_etcd"
     asks = f"; are the others started, with the same --rdzv-id, etcd and prefix ({where})?"

@@ -57,7 +57,7 @@ def next_world(members: str, at: int = 6) -> Scene:
     return scene
 
 
-def test_an_end_that_a_restored_etcd_tells_again_is_no_news() -> None:
+def test_an_end_that_a_restored_etcd_shows_again_is_no_event() -> None:
     def ended(*epochs: int) -> tuple[Ended, ...]:
         closure = Closure("a", "done", True, 0.0)
         return tuple(Ended(f"run {epoch}", closure, epoch) for epoch in epochs)
@@ -90,7 +90,7 @@ def test_nodes_join_and_form_the_first_world(touched: str | None) -> None:
     assert story.then(world("a b", 1), touched) == [WorldFormed(1, 50, 2, ("a", "b"), 1.0)]
 
 
-def test_who_came_after_the_first_node_does_not_know_how_long_the_world_took() -> None:
+def test_an_observer_that_began_later_does_not_know_how_long_the_world_took() -> None:
     story = Story(Scene(1, 4).new("a"))
     (formed,) = story.then(world("a", 1))
     assert formed == WorldFormed(1, 50, 1, ("a",), None)
@@ -126,7 +126,7 @@ def test_how_long_a_process_had_been_gone_when_it_was_declared_lost() -> None:
     assert lost.after_s == pytest.approx(1.004)
 
 
-def test_all_at_once_is_told_as_one_after_the_other() -> None:
+def test_changes_seen_at_once_are_events_in_their_order() -> None:
     """Nothing was seen between the world and the next one but one."""
     story = Story(world())
     assert story.then(next_world("a b d", 7).gone("b")) == [
@@ -139,7 +139,7 @@ def test_all_at_once_is_told_as_one_after_the_other() -> None:
 
 
 @pytest.mark.parametrize("touched", [None, "c"])
-def test_a_member_leaves_and_is_told_once(touched: str | None) -> None:
+def test_a_member_that_leaves_is_one_event(touched: str | None) -> None:
     story = Story(world())
     scene = world().leaving("c")
     assert story.then(scene, touched) == [NodeLeft("c", "SIGTERM")]
@@ -180,7 +180,7 @@ def test_the_end_of_a_run_ends_its_world_and_its_nodes_leave() -> None:
     assert story.then(world("a b").closed().gone("a b").marker_gone()) == []
 
 
-def test_an_end_that_was_missed_is_told_before_the_world_of_the_next_run() -> None:
+def test_an_end_that_was_missed_comes_before_the_world_of_the_next_run() -> None:
     story = Story(world("a b"))
     ended = world("a b").closed().control
     scene = next_world("a b", 1)

@@ -38,7 +38,7 @@ def test_a_job_that_is_not_there() -> None:
         (9, True, 7, True),  # a later run was not
     ],
 )
-def test_a_run_that_nobody_closed(
+def test_a_run_that_was_not_closed(
     formed_at: int, remembers: bool, ended_at: int, gone: bool
 ) -> None:
     ended = (Ended("run", Closure("a", "done", True, 0.0), 5),) if ended_at else ()
@@ -71,7 +71,7 @@ def test_a_world_with_a_member_that_is_missing_and_a_spare() -> None:
 
 
 @pytest.mark.parametrize(("unit", "spares"), [(1, ("z",)), (2, ("z",)), (3, ("y", "z"))], ids=str)
-def test_who_waits_without_a_seat_is_a_spare(unit: int, spares: tuple[str, ...]) -> None:
+def test_a_node_that_waits_without_a_seat_is_a_spare(unit: int, spares: tuple[str, ...]) -> None:
     state = state_of(Scene(1, 4, unit, members="a b").new("x y z"))
     assert state.spares == spares
     assert state.waiting == ("x", "y", "z")
@@ -125,7 +125,7 @@ def test_after_the_end_a_new_run_may_have_other_settings() -> None:
     assert (state.settings, roles(state)) == (others, {"x": Role.WAITER})
 
 
-def test_strangers_and_what_is_no_node() -> None:
+def test_strangers_and_foreign_keys() -> None:
     scene = Scene(1, 4, members="a").new("x", settings=JobSettings(7, 7, 1))
     assert roles(state_of(scene)) == {"a": Role.MEMBER, "x": Role.STRANGER}
     nodes = replace(scene.nodes, unreadable={"odd": Unreadable("it is not JSON", 3)})

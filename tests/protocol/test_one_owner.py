@@ -67,5 +67,5 @@ def test_only_the_schema_builds_keys_and_transactions() -> None:
         "b'arrived/%d' % turn",
     ],
 )
-def test_what_is_built_by_hand_is_found(source: str) -> None:
+def test_a_request_that_is_built_by_hand_is_found(source: str) -> None:
     assert list(built_by_hand(source))

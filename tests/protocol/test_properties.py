@@ -7,11 +7,12 @@ from dataclasses import replace
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from rdzv_etcd.protocol.closing import Close, KeepWaiting, RoundLimits, decide_close
-from rdzv_etcd.protocol.lead import Healthy, Publish, decide_change
+from rdzv_etcd.protocol.closing import Close, KeepWaiting, decide_close
+from rdzv_etcd.protocol.lead import Healthy, decide_change
 from rdzv_etcd.protocol.model import Change, Closure, Control, NodeInfo, Nodes, Presence, Round
 from rdzv_etcd.protocol.ranks import assign_ranks
 from rdzv_etcd.settings import JobSettings
+from tests.protocol.scenes import TIMING
 
 IDS = [f"n{i}" for i in range(9)]
 OTHER = JobSettings(1, 99)
@@ -71,7 +72,7 @@ def test_a_closed_round_keeps_the_jobs_limits_and_prefers_members(
     scene: tuple[Control, Nodes, JobSettings], now_s: float
 ) -> None:
     control, nodes, settings = scene
-    decision = decide_close(control, nodes, settings, RoundLimits(30, 0.2, 120, 0.0), now_s)
+    decision = decide_close(control, nodes, settings, TIMING, now_s, opened_s=0.0)
     if isinstance(decision, KeepWaiting):
         assert decision.until_s is None or decision.until_s > now_s
         return
@@ -115,14 +116,13 @@ def test_a_closed_round_keeps_the_jobs_limits_and_prefers_members(
 
 
 @given(scenes())
-def test_waiting_long_enough_closes_whatever_can_be_closed(
+def test_a_round_that_can_be_closed_is_closed_after_its_wait(
     scene: tuple[Control, Nodes, JobSettings],
 ) -> None:
     control, nodes, settings = scene
-    limits = RoundLimits(30, 0.2, 120, 0.0)
-    decision = decide_close(control, nodes, settings, limits, 50.0)
+    decision = decide_close(control, nodes, settings, TIMING, 50.0, opened_s=0.0)
     if isinstance(decision, KeepWaiting) and decision.until_s is not None:
-        later = decide_close(control, nodes, settings, limits, decision.until_s)
+        later = decide_close(control, nodes, settings, TIMING, decision.until_s, opened_s=0.0)
         assert isinstance(later, Close)
 
 
@@ -174,12 +174,12 @@ def test_a_change_is_published_only_for_a_reason(
 ) -> None:
     control, nodes, _ = scene
     decision = decide_change(control, nodes, 10.0, trust_absence_s=0.0)
-    if isinstance(decision, Publish):
+    if isinstance(decision, Change):
         assert control.formed is not None
         assert control.open_change is None
-        assert decision.change.concerns(control.formed)
-        assert decision.change.waiters or decision.change.lost
-        for node_id in decision.change.lost:
+        assert decision.concerns(control.formed)
+        assert decision.waiters or decision.lost
+        for node_id in decision.lost:
             assert node_id in control.formed.members
             presence = nodes.present.get(node_id)
             assert presence is None or presence.info.leaving is not None

@@ -52,7 +52,7 @@ def test_ranks_stick_and_holes_are_filled(chosen: str, previous: str, expected: 
         ({"a": 0, "b": 4, "c": 0}, "", "b a c"),
     ],
 )
-def test_rank_0_goes_to_one_who_trained_the_latest_world(
+def test_rank_0_goes_to_a_node_that_trained_the_latest_world(
     trained: dict[str, int], previous: str, expected: str
 ) -> None:
     infos = [

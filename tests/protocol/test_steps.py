@@ -11,6 +11,7 @@ from rdzv_etcd.protocol.model import (
     Change,
     Closure,
     Control,
+    Drain,
     Ended,
     Leader,
     NodeInfo,
@@ -35,10 +36,11 @@ from rdzv_etcd.protocol.steps import (
     joining_step,
     kept_record,
     lead_step,
-    waiting_count,
     working_step,
 )
+from rdzv_etcd.protocol.world_end import waiting_count, why_over
 from rdzv_etcd.settings import JobSettings
+from rdzv_etcd.world_change import Expelled, Lost
 from tests.protocol.scenes import names
 
 SETTINGS = JobSettings(1, 4)
@@ -125,15 +127,14 @@ class Story:
     def next(self) -> JoiningStep:
         return joining_step(self.member, self.control, self.session, SETTINGS)
 
-    def beside(self) -> WorkingStep:
-        return working_step(self.member, self.control, self.session)
+    def beside(self, *, is_missed: bool = False) -> WorkingStep:
+        return working_step(self.member, self.control, self.session, is_missed=is_missed)
 
     def leads(self) -> LeadStep:
         return lead_step(self.member, self.control, self.session)
 
-    def is_told(self) -> int:
-        member = self.member
-        return waiting_count(self.control, member.record, member.evicted, member.closure)
+    def waiting(self) -> int:
+        return waiting_count(self.member, self.control)
 
 
 def a_member(members: str = "a me") -> Story:
@@ -156,7 +157,7 @@ def test_a_newcomer_arrives_waits_and_enters() -> None:
     assert me.member.phase is Phase.MEMBER
 
 
-def test_who_loses_its_session_while_it_waits_arrives_again() -> None:
+def test_a_waiting_node_that_loses_its_session_arrives_again() -> None:
     me = Story().joins().arrives()
     me.session = 0
     assert me.next() == Arrive()
@@ -172,7 +173,7 @@ def test_a_spare_waits_for_a_seat_and_is_not_asked_again() -> None:
     assert me.sees("a me", at=3).next() == Enter()
 
 
-def test_who_was_expelled_arrives_again() -> None:
+def test_an_expelled_node_arrives_again() -> None:
     me = Story().sees("a b").joins().arrives()
     assert me.sees("a", at=2, expelled="me").next() == Arrive()
     assert me.arrives().next() == Wait()
@@ -186,13 +187,13 @@ def test_a_round_is_not_entered_twice() -> None:
     assert me.sees("a me", put_back_as=epoch).next() == Arrive()
 
 
-def test_all_who_wait_ask_again_behind_a_record_that_was_put_back() -> None:
+def test_all_waiting_nodes_arrive_again_when_a_record_was_put_back() -> None:
     me = Story().sees("a b").joins().arrives()
     assert me.sees("a b", put_back_as=2).next() == Arrive()
     assert me.arrives().next() == Wait()
 
 
-def test_who_arrived_for_a_later_run_than_there_is_arrives_again() -> None:
+def test_a_node_that_arrived_for_a_later_run_than_there_is_arrives_again() -> None:
     me = Story().sees("a b", at=5).joins().arrives()
     assert me.sees_no_record().next() == Arrive()
 
@@ -204,7 +205,7 @@ def test_rank_0_enters_only_behind_the_socket_that_the_record_names() -> None:
         me.enters()
 
 
-def test_in_a_large_world_the_slice_tells_the_rank() -> None:
+def test_in_a_large_world_the_slice_holds_the_rank() -> None:
     slices = Slices(2, 1, "run.1.1")
     me = Story().joins().arrives().sees(slices=slices)
     step = me.next()
@@ -222,7 +223,7 @@ def test_the_end_of_its_run_ends_a_join() -> None:
     assert Story().sees("a b").joins().arrives().sees("a b", closed=DONE).next() == End(DONE)
 
 
-def test_who_was_started_after_an_end_meets_it_once() -> None:
+def test_a_node_that_was_started_after_an_end_meets_it_once() -> None:
     me = Story()
     me.member.note_start(5)
     me.sees("a b", closed=DONE).joins()
@@ -253,7 +254,7 @@ def test_a_member_repairs_what_etcd_has_lost() -> None:
     assert me.beside() is WorkingStep.WORK
 
 
-def test_a_member_that_has_finished_says_so_and_notices_that_it_is_left_behind() -> None:
+def test_a_member_that_has_finished_shows_that_and_notices_that_it_is_left_behind() -> None:
     me = a_member()
     me.member.finish()
     assert me.beside() is WorkingStep.REPAIR  # its presence does not say so yet
@@ -272,28 +273,39 @@ def test_a_member_that_has_finished_says_so_and_notices_that_it_is_left_behind()
     assert not me.member.has_finished
 
 
+def test_a_node_whose_presence_is_missed_repairs_it() -> None:
+    assert a_member().beside(is_missed=True) is WorkingStep.REPAIR
+    assert Story().joins().arrives().beside(is_missed=True) is WorkingStep.REPAIR
+
+
+def test_a_drained_member_announces_that() -> None:
+    me = a_member()
+    me.member.be_drained(Drain("me", "SIGUSR1"))
+    assert me.beside() is WorkingStep.ANNOUNCE
+
+
 def test_a_member_repairs_a_record_older_than_its_own() -> None:
     me = Story().joins().arrives().sees("a me", at=4)
     me.enters()
     assert me.sees("a me", at=3, put_back_as=1).beside() is WorkingStep.REPAIR
-    assert me.is_told() == 0
+    assert me.waiting() == 0
 
 
-def test_who_waits_or_was_evicted_repairs_nothing() -> None:
+def test_a_node_that_waits_or_was_evicted_repairs_nothing() -> None:
     assert Story().joins().arrives().sees_no_record().beside() is WorkingStep.WORK
     me = a_member().sees_no_record()
     me.member.evicted = True
     assert me.beside() is WorkingStep.WORK
-    assert me.is_told() == 1
+    assert me.waiting() == 1
 
 
 def test_a_member_of_a_closed_job_finishes() -> None:
     me = a_member().sees("a me", closed=DONE)
     assert me.beside() is WorkingStep.FINISH
-    assert me.is_told() == 0
+    assert me.waiting() == 0
 
 
-def test_the_job_lease_is_kept_by_members_and_by_those_who_have_arrived() -> None:
+def test_the_job_lease_is_kept_by_members_and_by_nodes_that_have_arrived() -> None:
     def keeps(story: Story) -> bool:
         return kept_record(story.member, story.control) is not None
 
@@ -307,7 +319,7 @@ def test_the_job_lease_is_kept_by_members_and_by_those_who_have_arrived() -> Non
 # --- the lead -------------------------------------------------------------------------------------
 
 
-def test_who_has_arrived_claims_a_vacant_lead_and_leads() -> None:
+def test_a_node_that_has_arrived_claims_a_vacant_lead_and_leads() -> None:
     me = Story().joins()
     assert me.leads() is LeadStep.LEAVE  # it claims with its arrival
     assert me.arrives().leads() is LeadStep.CLAIM
@@ -324,7 +336,7 @@ def test_a_leader_resigns_when_its_run_has_ended() -> None:
     assert a_member().sees("a me", closed=DONE).leads() is LeadStep.LEAVE
 
 
-def test_whom_the_others_left_behind_does_not_lead() -> None:
+def test_an_evicted_node_does_not_lead() -> None:
     me = a_member()
     assert me.leads() is LeadStep.CLAIM
     me.member.evicted = True
@@ -340,78 +352,68 @@ MINE = replace(WORLD, epoch_fixed=9)
 """The same as its members know it."""
 
 
+def mine(*, evicted: bool = False, closure: Closure | None = None) -> Member:
+    return Member(ME, record=MINE, evicted=evicted, closure=closure)
+
+
 def control(record: Round | None, change: Change | None = None, *, revision: int = 9) -> Control:
     return Control(revision + 1, record, revision, None, 0, change, 0 if change is None else 8)
 
 
+GONE = Change("run", 3, ("x",), {"y": "gone"})
+NOTHING, PRESENCE, RECORD, REJOIN = Recovery
+
+
 @pytest.mark.parametrize(
-    ("view", "expected"),
+    ("view", "count", "recovery"),
     [
-        (control(WORLD), 0),
-        (control(None), 0),  # data lost: it will be put back
-        (control(WORLD, Change("run", 3, ("x",))), 1),
-        (control(WORLD, Change("run", 3, ("x", "y"), {"b": "left"})), 3),
-        (control(WORLD, Change("run", 3)), 1),
-        (control(WORLD, Change("run", 2, ("x",))), 0),  # an older round's
-        (control(WORLD, Change("other", 3, ("x",))), 0),
-        (control(None, Change("run", 3, ("x",))), 1),
-        (control(replace(WORLD, number=4), revision=12), 1),  # the others went on
-        (control(replace(WORLD, number=2), revision=6), 0),  # a view that lags, or etcd went back
-        (control(replace(WORLD, number=2), Change("run", 3, ("x",)), revision=6), 1),  # yet told
-        (control(replace(WORLD, run="other", number=1), revision=12), 1),
-        (control(replace(WORLD, run="other", number=1), revision=6), 0),
-        (control(replace(WORLD, epoch_fixed=9), revision=30), 0),  # put back
-        (control(WORLD, revision=12), 1),  # the same name, but another world
-        (control(replace(WORLD, run="other", closure=FAILED), revision=6), 0),  # an earlier run's
-        (control(replace(WORLD, run="other", closure=DONE), revision=12), 1),  # a later one's
-        (control(replace(WORLD, closure=DONE)), 0),
-        (control(replace(WORLD, closure=FAILED)), 1),
+        (control(WORLD), 0, PRESENCE),
+        (control(None), 0, RECORD),  # data lost
+        (control(None, Change("run", 3, ("x",))), 1, RECORD),
+        (control(WORLD, Change("run", 3)), 1, PRESENCE),
+        (control(WORLD, Change("run", 3, ("x",))), 1, PRESENCE),  # its workers are stopping
+        (control(WORLD, Change("run", 3, ("x", "y"), {"b": "left"})), 3, PRESENCE),
+        (control(WORLD, replace(GONE, lost={ME: "gone"})), 2, REJOIN),
+        (control(WORLD, replace(GONE, unnamed=1)), 3, REJOIN),
+        (control(WORLD, Change("run", 2, ("x",))), 0, PRESENCE),  # an older round's
+        (control(WORLD, Change("other", 3, ("x",))), 0, PRESENCE),
+        (control(replace(WORLD, number=4), revision=12), 1, REJOIN),  # a newer round
+        (control(replace(WORLD, number=2), revision=6), 0, RECORD),  # the view lags, or etcd
+        (control(replace(WORLD, number=2), GONE, revision=6), 2, RECORD),  # ... went back
+        (control(replace(WORLD, run="other", number=1), revision=12), 1, REJOIN),
+        (control(replace(WORLD, run="other", number=1), revision=6), 0, RECORD),
+        (control(replace(WORLD, epoch_fixed=9), revision=30), 0, PRESENCE),  # put back
+        (control(WORLD, revision=12), 1, REJOIN),  # the same name, but another world
+        (control(replace(WORLD, run="other", closure=FAILED), revision=6), 0, RECORD),  # earlier
+        (control(replace(WORLD, run="other", closure=DONE), revision=12), 1, REJOIN),  # later
+        (control(replace(WORLD, closure=DONE)), 0, NOTHING),
+        (control(replace(WORLD, closure=FAILED)), 1, NOTHING),
     ],
 )
-def test_waiting_count(view: Control, expected: int) -> None:
-    assert waiting_count(view, MINE, False) == expected
+def test_whether_a_member_stops_and_what_it_puts_back(
+    view: Control, count: int, recovery: Recovery
+) -> None:
+    assert waiting_count(mine(), view) == count
+    assert decide_recovery(view, MINE, ME) is recovery
 
 
 def test_waiting_count_without_a_world_or_after_an_eviction() -> None:
-    assert waiting_count(control(WORLD, Change("run", 3, ("x",))), None, False) == 0
-    assert waiting_count(control(WORLD), MINE, True) == 1
+    assert waiting_count(Member(ME), control(WORLD, Change("run", 3, ("x",)))) == 0
+    assert waiting_count(mine(evicted=True), control(WORLD)) == 1
 
 
-def test_a_closure_is_remembered_when_a_new_run_goes_on() -> None:
+def test_a_closure_is_remembered_when_a_new_run_follows() -> None:
     other = control(replace(WORLD, run="other", number=9))
-    assert waiting_count(other, MINE, False, DONE) == 0
-    assert waiting_count(other, MINE, False, FAILED) == 1
+    assert waiting_count(mine(closure=DONE), other) == 0
+    assert waiting_count(mine(closure=FAILED), other) == 1
 
 
-@pytest.mark.parametrize(
-    ("view", "expected"),
-    [
-        (control(None), Recovery.RECORD),
-        (control(WORLD), Recovery.PRESENCE),
-        (control(WORLD, Change("run", 2, ("x",))), Recovery.PRESENCE),
-        (control(WORLD, Change("run", 3, ("x",))), Recovery.PRESENCE),  # its workers are stopping
-        (control(WORLD, Change("run", 3, ("x",), {"y": "gone"})), Recovery.PRESENCE),
-        (control(WORLD, Change("run", 3, ("x",), {ME: "gone"})), Recovery.REJOIN),
-        (control(WORLD, Change("run", 3, ("x",), {"y": "gone"}, 1)), Recovery.REJOIN),
-        (control(replace(WORLD, number=4), revision=12), Recovery.REJOIN),
-        (control(replace(WORLD, run="other"), revision=12), Recovery.REJOIN),
-        (control(WORLD, revision=12), Recovery.REJOIN),
-        (control(replace(WORLD, number=2), revision=6), Recovery.RECORD),  # etcd went back
-        (control(replace(WORLD, run="other", closure=DONE), revision=6), Recovery.RECORD),
-        (control(replace(WORLD, run="other", closure=DONE), revision=12), Recovery.REJOIN),
-        (control(replace(WORLD, closure=DONE)), Recovery.NOTHING),
-    ],
-)
-def test_recovery(view: Control, expected: Recovery) -> None:
-    assert decide_recovery(view, MINE, ME) is expected
-
-
-def test_who_was_there_when_its_run_ended_puts_nothing_back() -> None:
+def test_a_member_that_was_there_when_its_run_ended_puts_nothing_back() -> None:
     ended = (Ended("run", DONE, 9), Ended("later", DONE, 20))
     for record in (None, replace(WORLD, run="other", number=1)):
         view = replace(control(record, revision=30), ended=ended)
         assert decide_recovery(view, MINE, ME) is Recovery.NOTHING
-        assert waiting_count(view, MINE, False) == 0
+        assert waiting_count(mine(), view) == 0
 
 
 def test_members_claim_the_lead_in_rank_order_before_others() -> None:
@@ -421,3 +423,12 @@ def test_members_claim_the_lead_in_rank_order_before_others() -> None:
     for size in (1, 6, 300, 5000):
         assert claim_delay_s(size - 1, size, 0.019) < claim_delay_s(None, size, 0.0)
     assert claim_delay_s(None, 0, 0.01) == 0.01
+
+
+def test_a_member_that_was_itself_declared_lost_is_expelled_from_the_next_world() -> None:
+    view = control(replace(WORLD, members=(ME, "b", "c")), Change("run", 3, (), {"c": "gone"}))
+    changes = []
+    for name in (ME, "c"):
+        member = Member(name, Phase.MEMBER, record=MINE, epoch=9)
+        changes.append(why_over(member, view, 9))
+    assert changes == [Lost({"c": "gone"}), Expelled()]

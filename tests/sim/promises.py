@@ -12,7 +12,7 @@ from rdzv_etcd.settings import Settings
 from rdzv_etcd.settings.options import AfterEnd
 from rdzv_etcd.testing import Applied
 from rdzv_etcd.testing.model import Revoke
-from rdzv_etcd.world_change import Loss
+from rdzv_etcd.world_change import LEASE_EXPIRED
 from tests.sim.invariants import Invariant, Verdicts
 from tests.sim.state import State
 
@@ -189,7 +189,7 @@ class Promises:
                 # of it, is no more. Its slice of the names is what was lost.
                 or (is_unknown(name) and not self._state.works_on(node_id))
                 or (
-                    (how != Loss.EXPIRED.value or is_unknown(name))
+                    (how != LEASE_EXPIRED or is_unknown(name))
                     and at_s - self._state.came[node_id] < DECIDED_WITHIN_S
                 ),
                 Invariant.UNDISTURBED,
@@ -227,7 +227,7 @@ class Promises:
         went = self._state.went.items()
         gone_s = [until_s for (name, _), (_, until_s) in went if name == node_id]
         self._demand(
-            how != Loss.EXPIRED.value
+            how != LEASE_EXPIRED
             or leader is None
             or woke_s - since_s <= ttl_s / 2
             or applied.at_s >= woke_s + ttl_s

@@ -26,14 +26,13 @@ from rdzv_etcd.node import slices as roster
 from rdzv_etcd.protocol import closing, collective_requests, draft, member, requests
 from rdzv_etcd.protocol import lead as leading
 from rdzv_etcd.protocol.keys import JobKeys, KeyRange
-from rdzv_etcd.protocol.lead import Publish
 from rdzv_etcd.protocol.model import Change, Drain
 from rdzv_etcd.protocol.steps import Recovery
 from rdzv_etcd.runtime import lifecycle
 from rdzv_etcd.settings import JobSettings
 from rdzv_etcd.settings.options import AfterEnd
 from rdzv_etcd.world import collectives
-from rdzv_etcd.world_change import Loss
+from rdzv_etcd.world_change import LEFT
 from tests.node import test_epochs as epochs
 from tests.node import test_restored_etcd as restored
 from tests.sim import faults_operator, work
@@ -74,14 +73,17 @@ def does_not_look_who_is_back(original: Callable[..., Txn], *args: Any) -> Txn:
 def closes(change: Callable[[JobSettings], JobSettings]) -> Callable[..., Any]:
     """Decide as if everybody had asked for other settings."""
 
-    def mutated(original: Any, control: Any, nodes: Any, settings: JobSettings, *rest: Any) -> Any:
+    def mutated(
+        original: Any, control: Any, nodes: Any, settings: JobSettings, *rest: Any, **named: Any
+    ) -> Any:
         present = {
             node_id: replace(
                 presence, info=replace(presence.info, settings=change(presence.info.settings))
             )
             for node_id, presence in nodes.present.items()
         }
-        return original(control, replace(nodes, present=present), change(settings), *rest)
+        nodes = replace(nodes, present=present)
+        return original(control, nodes, change(settings), *rest, **named)
 
     return mutated
 
@@ -96,7 +98,7 @@ def always_lost(original: Any, control: Any, nodes: Any, *rest: Any, **named: An
     formed = control.formed
     if formed is None or control.open_change is not None or formed.size < 2:
         return original(control, nodes, *rest, **named)
-    return Publish(Change(formed.run, formed.number, (), {formed.members[-1]: Loss.LEFT.value}))
+    return Change(formed.run, formed.number, (), {formed.members[-1]: LEFT})
 
 
 def forgets_the_past(original: Any, *args: Any, **named: Any) -> Any:
@@ -148,13 +150,13 @@ def wrong_master(original: Any, self: Any, control: Any) -> Any:
     return None if world is None else replace(world, master_port=self.info.port)
 
 
-def never_over(original: Any, control: Any, world: Any, evicted: bool, closure: Any = None) -> int:
+def never_over(original: Any, member: Any, control: Any) -> int:
     """Overlook changes and newer rounds."""
-    return 1 if evicted else 0
+    return 1 if member.evicted else 0
 
 
-def ignores_failure(original: Any, control: Any, world: Any, evicted: bool, closure: Any) -> int:
-    return 0 if closure is not None else int(original(control, world, evicted, closure))
+def ignores_failure(original: Any, member: Any, control: Any) -> int:
+    return 0 if member.closure is not None else int(original(member, control))
 
 
 def seats_the_absent(original: Any, control: Any, nodes: Any, settings: Any) -> Any:
@@ -223,9 +225,11 @@ def gives_anew(original: Any, self: Any, turn: int, data: bytes) -> Any:
     return original(self, turn, data)
 
 
-def whole_families(original: Any, self: JobKeys, family: bytes, *before: int) -> KeyRange:
-    start, part = self.root + family, original(self, family, *before)
-    return KeyRange(start, part.end if before else prefix_end(start))
+def whole_families(
+    original: Any, self: JobKeys, family: bytes, before: int | None = None
+) -> KeyRange:
+    start, part = self.root + family, original(self, family, before)
+    return KeyRange(start, prefix_end(start) if before is None else part.end)
 
 
 async def asks_its_session(
