@@ -17,16 +17,24 @@ import pytest
 
 import rdzv_etcd
 from rdzv_etcd.errors import EtcdError, EtcdUnavailableError, InvalidRequestError
+from rdzv_etcd.etcd import first_contact
 from rdzv_etcd.etcd.client import EtcdClient
-from rdzv_etcd.etcd.first_contact import LOOK_AFTER_S, look
+from rdzv_etcd.etcd.first_contact import look
 from rdzv_etcd.etcd.grpc_start import grpc
 from rdzv_etcd.settings.connection import Connection, Endpoint, Tls
 from tests.etcd.tools import awaited
 from tests.support.processes import free_port
 from tests.support.servers import EtcdServer
 
-LATER_S = LOOK_AFTER_S + 3
+LOOK_AFTER_S = 0.5
+LATER_S = LOOK_AFTER_S + 2
 SHORT_S = 0.2
+
+
+@pytest.fixture(autouse=True)
+def _quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(first_contact, "LOOK_AFTER_S", LOOK_AFTER_S)
+    monkeypatch.setattr(first_contact, "_STEP_S", 0.5)
 
 
 async def failure(
@@ -92,7 +100,7 @@ async def test_an_endpoint_with_the_wrong_scheme_is_named_among_others(
     tls_etcd: EtcdServer, closed: Endpoint
 ) -> None:
     wrong = Endpoint(tls_etcd.host, tls_etcd.port)
-    error = str(await failure(closed, wrong, connect_timeout_s=LATER_S))
+    error = str(await failure(closed, wrong, connect_timeout_s=1.0))
     assert error.startswith(f"{wrong.target} speaks https, not http: use https://")
     assert "connection refused" in error
 

@@ -81,7 +81,7 @@ async def test_a_foreign_ca_is_named_as_the_cause(
     [
         ({"hosts": ("etcd.example",)}, LIMIT_S, EtcdTlsError, "another host name"),
         ({"expired": ("server",)}, LIMIT_S, EtcdTlsError, "the server's certificate has expired"),
-        ({"expired": ("client",)}, 5.0, EtcdError, "client certificate.*expired"),
+        ({"expired": ("client",)}, 3.0, EtcdError, "client certificate.*expired"),
     ],
 )
 @awaited
@@ -105,13 +105,13 @@ async def test_the_certificate_that_is_wrong_is_named(
 async def test_tls_to_a_server_without_it_is_named(
     etcd_server: EtcdServer, certificates: Certificates
 ) -> None:
-    error = await failure(etcd_server, Tls(certificates.ca), connect_timeout_s=3.0)
+    error = await failure(etcd_server, Tls(certificates.ca), connect_timeout_s=1.0)
     assert str(error).startswith(f"{etcd_server.target} speaks http, not https: use http://")
 
 
 @awaited
 async def test_no_tls_to_a_server_with_it_is_hinted_at(tls_etcd: EtcdServer) -> None:
-    error = await failure(tls_etcd, None, connect_timeout_s=3.0)
+    error = await failure(tls_etcd, None, connect_timeout_s=1.0)
     assert isinstance(error, EtcdUnavailableError)
     assert str(error).startswith(f"{tls_etcd.target} speaks https, not http: use https://")
     assert list(error.endpoints) == [f"http://{tls_etcd.target}"]
@@ -123,11 +123,11 @@ async def test_a_missing_or_foreign_client_certificate_is_named(
 ) -> None:
     foreign = Tls(certificates.ca, certificates.foreign_cert, certificates.foreign_key)
     for tls in (Tls(certificates.ca), foreign):
-        error = await failure(mtls_etcd, tls, connect_timeout_s=5.0)
+        error = await failure(mtls_etcd, tls, connect_timeout_s=3.0)
         assert "client certificate" in str(error)
         assert mtls_etcd.endpoint in str(error)
         assert "speaks" not in str(error)
-    assert "speaks https, not http" in str(await failure(mtls_etcd, None, connect_timeout_s=3.0))
+    assert "speaks https, not http" in str(await failure(mtls_etcd, None, connect_timeout_s=1.0))
 
 
 def test_what_is_no_file_is_refused_in_bounded_time_and_memory(

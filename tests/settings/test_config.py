@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 from ipaddress import ip_address
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -31,79 +32,56 @@ def pem(tmp_path: Path) -> Path:
     return path
 
 
-def test_defaults() -> None:
-    made = settings(timeout=900)
-    assert made.timing.join_timeout_s == 900
-    assert made.timing.last_call_timeout_s == 30
-    assert made.connection.tls is None
-    assert made.connection.credentials is None
-    assert (made.prefix, made.rank_key, made.embed) == ("/rdzv_etcd", None, False)
-    assert made.local_addr is None
+@pytest.mark.parametrize(
+    ("config", "name", "value"),
+    [
+        ("", "timing.join_timeout_s", 600),
+        ("timeout=900", "timing.join_timeout_s", 900),
+        ("timeout=900,join_timeout=60", "timing.join_timeout_s", 60),
+        ("join_timeout=60,timeout=900", "timing.join_timeout_s", 60),
+        ("timeout=900", "timing.last_call_timeout_s", 30),
+        ("last_call_timeout=5", "timing.last_call_timeout_s", 5),
+        ("join_timeout=5", "timing.last_call_timeout_s", 5),
+        ("join_timeout=5", "connection.connect_timeout_s", 5),
+        ("connect_timeout=2", "connection.connect_timeout_s", 2),
+        ("read_timeout=7", "connection.request_timeout_s", 7),
+        ("close_timeout=20", "timing.close_timeout_s", 20),
+        ("lease_ttl=5", "timing.lease_ttl_s", 5),
+        ("keep_alive_interval=4,keep_alive_max_attempt=3", "timing.lease_ttl_s", 12),
+        ("keep_alive_interval=5,lease_ttl=15", "timing.lease_ttl_s", 15),
+        ("job_lease_ttl=90", "timing.job_ttl_s", 90),
+        ("settle=0", "timing.settle_s", 0),
+        ("closed_ttl=7", "timing.closed_ttl_s", 7),
+        ("", "timing.ended_ttl_s", 86400),
+        ("ended_ttl=5", "timing.ended_ttl_s", 5),
+        ("", "after_end", AfterEnd.NEW_RUN),
+        ("after_end=finish", "after_end", AfterEnd.FINISH),
+        ("node_unit=2", "job.node_unit", 2),
+        ("", "embed", False),
+        ("embed=1", "embed", True),
+        ("embed=no", "embed", False),
+        ("embed_grace=3", "embed_grace_s", 3),
+        ("", "prefix", "/rdzv_etcd"),
+        ("etcd_prefix=/torchelastic/p2p", "prefix", "/torchelastic/p2p"),
+        ("prefix=mine/", "prefix", "/mine"),
+        ("", "rank_key", None),
+        ("rank_key=rack-3", "rank_key", "rack-3"),
+        ("", "local_addr", None),
+        ("", "connection.tls", None),
+        ("", "connection.credentials", None),
+    ],
+)
+def test_every_name_sets_its_value(config: str, name: str, value: object) -> None:
+    given: dict[str, Any] = dict(part.split("=") for part in config.split(",") if part)
+    assert attrgetter(name)(settings(**given)) == value
 
 
-def test_names_of_the_legacy_etcd_backend(pem: Path) -> None:
-    made = settings(
-        protocol="https",
-        cacert=str(pem),
-        cert=str(pem),
-        key=str(pem),
-        timeout="120",
-        last_call_timeout="5",
-        etcd_prefix="/torchelastic/p2p",
-    )
-    assert made.connection.tls == Tls(pem, pem, pem)
-    assert made.timing.join_timeout_s == 120
-    assert made.timing.last_call_timeout_s == 5
-    assert made.prefix == "/torchelastic/p2p"
-
-
-def test_names_of_etcd_v2(pem: Path) -> None:
-    made = settings(
-        endpoint="https://h1",
-        protocol="https",
-        ca_cert=pem,
-        ssl_cert=pem,
-        ssl_cert_key=pem,
-        timeout=900,
-        join_timeout="600",
-        last_call_timeout="30",
-        close_timeout="20",
-        keep_alive_interval="4",
-        keep_alive_max_attempt="3",
-        read_timeout="7",
-    )
-    assert made.connection.tls == Tls(pem, pem, pem)
-    assert made.connection.request_timeout_s == 7
-    timing = made.timing
-    assert (timing.join_timeout_s, timing.close_timeout_s) == (600, 20)
-    assert timing.lease_ttl_s == 12
-
-
-def test_our_own_names() -> None:
-    made = settings(
-        lease_ttl="5",
-        settle="0",
-        closed_ttl="7",
-        node_unit="2",
-        embed="1",
-        embed_grace="3",
-        prefix="mine/",
-        connect_timeout="2",
-        job_lease_ttl="90",
-        rank_key="rack-3",
-    )
-    assert (made.timing.lease_ttl_s, made.timing.settle_s, made.timing.closed_ttl_s) == (5, 0, 7)
-    assert (made.job.node_unit, made.embed, made.embed_grace_s) == (2, True, 3)
-    assert (made.prefix, made.connection.connect_timeout_s) == ("/mine", 2)
-    assert (made.timing.job_ttl_s, made.rank_key) == (90, "rack-3")
-
-
-def test_what_to_do_after_the_end() -> None:
-    assert settings().after_end is AfterEnd.NEW_RUN
-    assert settings(after_end="finish").after_end is AfterEnd.FINISH
-    refused("new-run, refuse, finish", after_end="begin")
-    assert settings().timing.ended_ttl_s == 86400
-    assert settings(ended_ttl="5").timing.ended_ttl_s == 5
+@pytest.mark.parametrize("names", ["cacert cert key", "ca_cert ssl_cert ssl_cert_key"])
+@pytest.mark.parametrize("type_", [str, Path])
+def test_tls_by_either_backends_names(pem: Path, names: str, type_: type) -> None:
+    files: dict[str, Any] = dict.fromkeys(names.split(), type_(pem))
+    for made in (settings(protocol="https", **files), settings(endpoint="https://h1", **files)):
+        assert made.connection.tls == Tls(pem, pem, pem)
 
 
 @pytest.mark.parametrize("text", ["x", "-1", "1.5", str(2**53 + 1), "9" * 5000, "²"])
@@ -119,7 +97,6 @@ def test_values_may_be_what_they_mean() -> None:
     assert made.timing.join_timeout_s == 600
     assert made.rank_key == "7"
     assert settings(embed=0).embed is False
-    assert settings(embed="no").embed is False
 
 
 class Whole:
@@ -185,17 +162,6 @@ def test_no_endpoint_is_this_machine_and_anything_but_text_is_refused() -> None:
         refused(f"^--rdzv-endpoint is .*{told}.*; it must be text", endpoint=endpoint)
 
 
-def test_an_explicit_join_timeout_beats_torchruns_timeout_in_either_order() -> None:
-    assert settings(timeout=900, join_timeout="60").timing.join_timeout_s == 60
-    assert settings(join_timeout="60", timeout=900).timing.join_timeout_s == 60
-
-
-def test_a_short_join_timeout_shortens_waits_nobody_asked_for() -> None:
-    made = settings(join_timeout=5)
-    assert made.timing.last_call_timeout_s == 5
-    assert made.connection.connect_timeout_s == 5
-
-
 def test_an_unknown_name_gets_the_nearest_known_one() -> None:
     assert "'last_call_timeout'" in refused("unknown", last_call_timout="3")
     assert "'lease_ttl'" in refused("unknown", Lease_TTL="3")
@@ -214,7 +180,6 @@ def test_contradictions_name_what_was_typed(pem: Path, tmp_path: Path) -> None:
     refused("lease_ttl is 1 s; etcd's shortest", lease_ttl="1")
     refused("keep_alive_interval × keep_alive_max_attempt is 1 s", keep_alive_interval="0.2")
     refused("lease_ttl=10 contradicts", lease_ttl="10", keep_alive_interval="5")
-    assert settings(lease_ttl=15, keep_alive_interval=5).timing.lease_ttl_s == 15
     refused("last_call_timeout=20 is longer than timeout=10", last_call_timeout=20, timeout=10)
     refused("job_lease_ttl=5 is shorter", job_lease_ttl=5)
     refused(r"--rdzv-endpoint 'h1:x'", endpoint="h1:x")
@@ -234,6 +199,7 @@ def test_contradictions_name_what_was_typed(pem: Path, tmp_path: Path) -> None:
         ({"node_unit": "0"}, "node_unit='0' must be a whole number from 1 to 1000000"),
         ({"embed": "maybe"}, "embed='maybe' must be 0 or 1"),
         ({"embed": 2}, "must be 0 or 1"),
+        ({"after_end": "begin"}, "new-run, refuse, finish"),
         ({"etcd_prefix": " "}, "etcd_prefix is empty"),
         ({"etcd_prefix": "//"}, "etcd_prefix='//' would mix"),
         ({"etcd_prefix": "a\nb"}, "unprintable"),
