@@ -43,7 +43,7 @@ def lab(
     shared_server: Callable[[EtcdBinary], EtcdServer],
     tmp_path: Path,
 ) -> Iterator[Runner]:
-    """What runs the test; ``@pytest.mark.usefixtures("own_server")`` gives it a server to hurt."""
+    """Runs the test; with ``@pytest.mark.usefixtures("own_server")`` on a server of its own."""
     kind = request.param
     if not isinstance(kind, EtcdBinary):
         yield kind

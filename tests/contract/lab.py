@@ -122,7 +122,7 @@ Operator: TypeAlias = "RealOperator | MemoryOperator"
 
 
 class Lab:
-    """One test's view of one etcd. ``etcd`` is a connection; ``root`` a prefix nobody else uses."""
+    """One test's view of one etcd. ``etcd`` is a connection; ``root`` a prefix of its own."""
 
     def __init__(self, operator: Operator) -> None:
         self.operator = operator

@@ -134,7 +134,7 @@ async def test_many_leases_are_kept_alive_at_once(lab: Lab) -> None:
 
 
 @pytest.mark.usefixtures("own_server")
-async def test_a_restart_extends_leases_and_sessions_go_on(lab: Lab) -> None:
+async def test_a_restart_extends_leases_and_sessions_continue(lab: Lab) -> None:
     grant = await lab.etcd.grant(60)
     await lab.put("a", lease_id=grant.lease_id)
     revision = await lab.revision()

@@ -1,4 +1,4 @@
-"""What a caller is told when no reply comes: for a write that it may have been applied."""
+"""Errors of calls without a reply: a write may have been applied."""
 
 from __future__ import annotations
 
@@ -38,6 +38,6 @@ async def test_no_reply_to_what_leaves_nothing_that_counts_means_nothing(lab: La
     with pytest.raises(EtcdUnavailableError):
         await lab.etcd.get(get, timeout_s=_BRIEF_S)
     with pytest.raises(EtcdUnavailableError):
-        await lab.etcd.grant(60, timeout_s=_BRIEF_S)  # nobody knows that lease
+        await lab.etcd.grant(60, timeout_s=_BRIEF_S)  # its id is unknown to all
     lab.operator.speak()
     assert not (await lab.etcd.get(get)).kvs

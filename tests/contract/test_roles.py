@@ -1,4 +1,4 @@
-"""A user whose role lacks something of what it asks for: what is refused, and what goes on."""
+"""A user whose role lacks a permission: what is refused, and what still works."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ async def test_a_lease_cannot_be_revoked_with_such_a_key_on_it(lab: Lab) -> None
     assert await etcd.revoke(lease_id)
 
 
-async def test_a_new_watch_is_refused_and_an_old_one_goes_on(lab: Lab) -> None:
+async def test_a_new_watch_is_refused_and_an_old_one_continues(lab: Lab) -> None:
     lab.operator.set_lacks()
     etcd = lab.connect()
     revision = (await etcd.get(Get(lab.root, lab.end))).revision

@@ -74,7 +74,7 @@ async def test_a_read_behind_a_confirmed_watch_leaves_no_gap(lab: Lab) -> None:
     await writing
 
 
-async def test_a_watch_that_cannot_begin_says_so_to_who_waits_for_it(lab: Lab) -> None:
+async def test_waiting_for_a_watch_that_cannot_begin_is_an_error(lab: Lab) -> None:
     watch = lab.watch(start_revision=0)
     await soon(watch.ready())
     await watch.close()
@@ -243,7 +243,7 @@ async def test_compaction_disturbs_neither_current_keys_nor_current_watches(
 
 
 @pytest.mark.usefixtures("own_server")
-async def test_a_watch_goes_on_after_a_restart_without_a_gap(lab: Lab) -> None:
+async def test_a_watch_resumes_after_a_restart_without_a_gap(lab: Lab) -> None:
     watch = lab.watch(start_revision=await lab.revision() + 1)
     await lab.put("a")
     await events_of(watch, 1)
@@ -255,7 +255,7 @@ async def test_a_watch_goes_on_after_a_restart_without_a_gap(lab: Lab) -> None:
 
 
 @pytest.mark.usefixtures("own_server")
-async def test_a_watch_tells_that_it_goes_on_after_a_break_to_who_asks(lab: Lab) -> None:
+async def test_a_watch_marks_that_it_has_resumed_if_asked_to(lab: Lab) -> None:
     watch = lab.watch(start_revision=0, mark_resumes=True)
     await watch.ready()
     revision = await lab.put("a")

@@ -118,13 +118,13 @@ async def test_missing_credentials_are_reported(auth_etcd: EtcdServer) -> None:
 
 
 @awaited
-async def test_a_limited_user_makes_contact_and_is_told_what_is_forbidden(
+async def test_a_limited_user_makes_contact_and_learns_what_is_forbidden(
     auth_etcd: EtcdServer,
 ) -> None:
     async with client_of(auth_etcd, credentials=TRAINER) as client:
         await client.connect()
         await client.get(Get(PREFIX, END))
-        who = f"{auth_etcd.endpoint}, as user '{USER}': "
+        subject = f"{auth_etcd.endpoint}, as user '{USER}': "
         for call, what in (
             (client.txn(Txn((), (Put(b"/elsewhere", b""),))), "write '/elsewhere'"),
             (client.txn(Txn((), (), (Delete(b"/a/", b"/a0"),))), "delete all under '/a/'"),
@@ -133,11 +133,11 @@ async def test_a_limited_user_makes_contact_and_is_told_what_is_forbidden(
         ):
             with pytest.raises(EtcdPermissionError) as denied:
                 await soon(call)
-            assert str(denied.value).startswith(who)
+            assert str(denied.value).startswith(subject)
             assert str(denied.value).endswith(f": {what}")
 
 
-def test_a_password_over_plain_http_is_refused_unless_nobody_else_can_read_it() -> None:
+def test_a_password_over_plain_http_is_refused_unless_only_this_machine_can_read_it() -> None:
     login = {"RDZV_ETCD_USER": "ann", "RDZV_ETCD_PASSWORD": "s3cret"}
 
     def make(endpoint: str, environ: dict[str, str] = login, **config: object) -> None:

@@ -24,7 +24,7 @@ Asked = Callable[[Server], Awaitable[Any]]
 
 @pytest.fixture
 def target() -> Iterator[str]:
-    """A server that takes connections and says nothing, so that nothing is decided."""
+    """A server that accepts connections and sends nothing, so that nothing is decided."""
     with closing(socket.create_server(("127.0.0.1", 0))) as silent:
         yield f"127.0.0.1:{silent.getsockname()[1]}"
 

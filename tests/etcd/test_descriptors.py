@@ -1,4 +1,4 @@
-"""A process that may not open files enough is told so at once; it neither hangs nor crashes."""
+"""A process that may not open enough files fails at once with that reason."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ with Group(settings) as group:
 
 
 @pytest.mark.parametrize("limit", [10, 13, 24])
-def test_too_few_descriptors_are_told_at_once(
+def test_too_few_descriptors_are_reported_at_once(
     etcd_server: EtcdServer, job_id: str, limit: int
 ) -> None:
     """Within the time of a hang, not within ``connect_timeout``."""

@@ -85,7 +85,9 @@ def test_what_gives_no_hint_itself_gets_one(text: str, reason: str) -> None:
 
 
 @awaited
-async def test_a_full_database_is_told_apart(fresh_etcd: Callable[..., EtcdServer]) -> None:
+async def test_a_full_database_has_an_error_of_its_own(
+    fresh_etcd: Callable[..., EtcdServer],
+) -> None:
     server = fresh_etcd(flags=("--quota-backend-bytes", "1000000"))
     async with client_of(server) as client:
 

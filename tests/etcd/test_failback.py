@@ -87,7 +87,7 @@ async def test_after_a_rolling_upgrade_every_client_is_where_it_was(cluster: Etc
 
 @pytest.fixture
 def silent_home() -> Iterator[tuple[int, threading.Semaphore]]:
-    """A port that refuses nobody and answers nothing; the semaphore counts who came."""
+    """A port that accepts connections and answers nothing; the semaphore counts them."""
     came = threading.Semaphore(0)
     taken: list[socket.socket] = []
 
@@ -110,7 +110,7 @@ def silent_home() -> Iterator[tuple[int, threading.Semaphore]]:
 
 
 @awaited
-async def test_nobody_moves_to_an_endpoint_that_does_not_answer(
+async def test_no_client_returns_to_an_endpoint_that_does_not_answer(
     server: EtcdServer, silent_home: tuple[int, threading.Semaphore]
 ) -> None:
     port, came = silent_home

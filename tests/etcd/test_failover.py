@@ -31,7 +31,7 @@ ANY = Get(PREFIX)
 
 @pytest.fixture
 def silent_port() -> Iterator[int]:
-    """A port that takes connections and never says a word."""
+    """A port that accepts connections and sends nothing."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         yield listener.getsockname()[1]
 
@@ -55,7 +55,7 @@ async def test_refusing_and_silent_endpoints_are_left_within_the_deadline(
 
 
 @awaited
-async def test_the_first_contact_with_nobody_is_reported_in_one_line(silent_port: int) -> None:
+async def test_a_failed_first_contact_is_reported_in_one_line(silent_port: int) -> None:
     client = client_at(free_port(), silent_port, connect_timeout_s=1.0)
     try:
         with pytest.raises(EtcdUnavailableError) as failed:

@@ -1,5 +1,4 @@
-"""What is said while there is no contact with etcd, and when that has failed; other servers that
-answer on the port.
+"""Warnings before and errors after a failed first contact; other servers that answer on the port.
 
 Which scheme an etcd speaks is asked in ``test_tls.py``, and by the doctor.
 """
@@ -51,7 +50,7 @@ async def failure(
 
 @pytest.fixture
 def silent() -> Iterator[Endpoint]:
-    """Accepts connections, and says nothing."""
+    """A port that accepts connections and sends nothing."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         yield Endpoint("127.0.0.1", listener.getsockname()[1])
 
@@ -87,7 +86,7 @@ async def test_what_fails_before_is_not_logged_as_well(
 
 @pytest.mark.parametrize("tls", [None, Tls()], ids=["http", "https"])
 @awaited
-async def test_what_says_nothing_speaks_nothing(
+async def test_a_silent_endpoint_is_not_said_to_speak_another_scheme(
     silent: Endpoint, tls: Tls | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert "speaks" not in str(await failure(silent, tls=tls, connect_timeout_s=SHORT_S))
@@ -106,7 +105,7 @@ async def test_an_endpoint_with_the_wrong_scheme_is_named_among_others(
 
 
 @awaited
-async def test_contact_says_nothing(
+async def test_a_contact_in_time_is_not_logged(
     etcd_server: EtcdServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Also over an endpoint that is the first to answer of several."""

@@ -1,4 +1,4 @@
-"""A client whose member of etcd hangs goes on at another one: calls, watches and keep-alives."""
+"""A client whose member of etcd hangs continues at another one: calls, watches, keep-alives."""
 
 from __future__ import annotations
 

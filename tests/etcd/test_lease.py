@@ -49,7 +49,7 @@ def test_a_connection_that_was_given_up_is_closed_at_once(server: EtcdServer) ->
             deadline_s = time.monotonic() + LIMIT_S
             while connections() > 1:
                 assert time.monotonic() < deadline_s, f"{connections()} connections"
-                await asyncio.sleep(0.05)  # a socket that is closed tells nobody
+                await asyncio.sleep(0.05)  # nothing announces that a socket is closed
             await watch.close()
 
     gc.disable()

@@ -74,8 +74,8 @@ async def test_files_that_are_replaced_one_by_one_are_used_when_they_fit(
         await in_background(server.start)
         with pytest.raises(EtcdError):
             await client.get(Get(PREFIX), timeout_s=2)
-        (told,) = warnings(caplog)
-        assert f"{installed.client_key} does not belong to" in told
+        (warning,) = warnings(caplog)
+        assert f"{installed.client_key} does not belong to" in warning
         shutil.copy2(tmp_path / "fresh" / "client_key.pem", installed.client_key)
         await client.get(Get(PREFIX))
 
@@ -101,16 +101,16 @@ async def test_a_password_that_was_changed_is_read_again(
 
 
 @awaited
-async def test_a_login_whose_file_is_gone_goes_on_as_before(
+async def test_a_login_whose_file_is_gone_keeps_the_previous_password(
     server: EtcdServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     server.enable_auth()
     login = Credentials(USER, USER_PASSWORD, None, tmp_path / "gone")
     async with client_of(server, credentials=login) as client:
         await client.txn(put(b"1"))
-    (told,) = warnings(caplog)
-    assert "cannot be read" in told
-    assert str(tmp_path / "gone") in told
+    (warning,) = warnings(caplog)
+    assert "cannot be read" in warning
+    assert str(tmp_path / "gone") in warning
 
 
 @awaited
@@ -125,10 +125,10 @@ async def test_the_first_refusal_of_a_keep_alive_is_a_warning(
         for _ in range(3):
             with pytest.raises(EtcdAuthError):
                 await soon(client.keep_alive(4711))
-        (told,) = warnings(caplog)
-        assert "etcd refuses to renew" in told
-        assert server.endpoint in told
-        assert "not yet" not in told
+        (warning,) = warnings(caplog)
+        assert "etcd refuses to renew" in warning
+        assert server.endpoint in warning
+        assert "not yet" not in warning
         file.write_text(USER_PASSWORD)
         assert await client.keep_alive(4711) == 0
 
@@ -141,5 +141,5 @@ async def test_a_certificate_that_is_refused_is_a_warning_of_the_keep_alive(
         for _ in range(2):
             with pytest.raises(EtcdError):
                 await client.keep_alive(4711, timeout_s=1.0)
-        (told,) = warnings(caplog)
-        assert "check ca_cert" in told
+        (warning,) = warnings(caplog)
+        assert "check ca_cert" in warning

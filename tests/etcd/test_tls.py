@@ -1,4 +1,4 @@
-"""TLS: who is trusted, what a wrong file is called, and which hint a failed handshake gives."""
+"""TLS: which certificates are trusted, and what errors about files and handshakes name."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from tests.support.servers import EtcdCluster, EtcdServer
 
 
 async def names(watch: Watch, count: int) -> list[bytes]:
-    """The next ``count`` keys that the watch tells of, without the prefix."""
+    """The next ``count`` keys that the watch reports, without the prefix."""
     found: list[bytes] = []
     batches = watch.__aiter__()
     while len(found) < count:
@@ -131,7 +131,7 @@ async def test_watches_may_be_closed_at_any_point(etcd_server: EtcdServer, job_i
 
 
 @awaited
-async def test_a_slow_reader_holds_nobody_up_and_misses_nothing(
+async def test_a_slow_reader_delays_no_other_and_misses_nothing(
     etcd_server: EtcdServer, job_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watch_module, "UNREAD_LIMIT", 10)

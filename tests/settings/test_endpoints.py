@@ -1,4 +1,4 @@
-"""What may stand behind --rdzv-endpoint, and what is said about everything else."""
+"""The forms of --rdzv-endpoint, and the errors for everything else."""
 
 from __future__ import annotations
 

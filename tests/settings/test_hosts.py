@@ -34,10 +34,10 @@ def test_loopback_is_what_the_resolver_takes_for_it(host: str) -> None:
 
 
 @pytest.mark.parametrize("host", ["10.1", "::ffff:10.0.0.1", "fe80::1%lo", "no..name", "128.0.0.1"])
-def test_what_others_can_reach_or_nobody_is_not_loopback(host: str) -> None:
+def test_an_address_that_others_can_reach_or_none_is_not_loopback(host: str) -> None:
     assert not is_loopback(host)
 
 
-def test_a_machines_own_name_is_not_loopback_whatever_its_hosts_file_says() -> None:
+def test_a_machines_own_name_is_not_loopback_whatever_is_in_its_hosts_file() -> None:
     """Debian maps it to 127.0.1.1, while the other machines resolve it to a real address."""
     assert not is_loopback(socket.gethostname())

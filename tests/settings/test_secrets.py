@@ -68,7 +68,7 @@ def test_a_password_from_a_pipe_is_read_once_and_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("written", ["", "half of i"])
-def test_a_pipe_that_nobody_closes_is_not_waited_for_for_ever(written: str, tmp_path: Path) -> None:
+def test_a_pipe_that_is_never_closed_is_given_up(written: str, tmp_path: Path) -> None:
     pipe = tmp_path / "password"
     os.mkfifo(pipe)
     both_ends = os.open(pipe, os.O_RDWR)
@@ -80,7 +80,7 @@ def test_a_pipe_that_nobody_closes_is_not_waited_for_for_ever(written: str, tmp_
         os.close(both_ends)
 
 
-def test_a_pipe_that_is_told_late_is_waited_for(tmp_path: Path) -> None:
+def test_a_pipe_that_is_written_late_is_waited_for(tmp_path: Path) -> None:
     pipe = tmp_path / "password"
     os.mkfifo(pipe)
     with ThreadPoolExecutor() as pool:

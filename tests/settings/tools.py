@@ -1,4 +1,4 @@
-"""Settings from a few words, and what is said when they are refused."""
+"""Settings from a few words, and the message if they are refused."""
 
 from __future__ import annotations
 
