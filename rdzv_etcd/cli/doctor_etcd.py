@@ -7,9 +7,9 @@ Each finding is a row. Version, alarms, quota and command line come from the pag
 from __future__ import annotations
 
 import asyncio
-import http.client
 import json
 import re
+import socket
 import ssl
 import time
 from collections.abc import Awaitable, Iterator
@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from rdzv_etcd.cli.output import duration
 from rdzv_etcd.clock import SystemClock
-from rdzv_etcd.embedded.port import ask
+from rdzv_etcd.embedded.request import ask
 from rdzv_etcd.errors import (
     EtcdAuthError,
     EtcdError,
@@ -241,17 +241,17 @@ def _read_pages(endpoint: Endpoint, tls: Tls | None) -> dict[str, str]:
 
 
 def _page(endpoint: Endpoint, tls: Tls | None, path: str) -> str:
-    where, limit_s = (endpoint.host, endpoint.port), _PAGE_LIMIT_S
     try:
-        connection = http.client.HTTPConnection(*where, timeout=limit_s)
         if tls is not None:
             ca = None if tls.ca_cert is None else str(tls.ca_cert)
             context = ssl.create_default_context(cafile=ca)
             if tls.cert is not None:
                 context.load_cert_chain(tls.cert, tls.key)
-            connection = http.client.HTTPSConnection(*where, timeout=limit_s, context=context)
-        _, page = ask(connection, path, limit_s)
-    except (OSError, ValueError, http.client.HTTPException):  # a certificate's is an OSError
+        connection = socket.create_connection((endpoint.host, endpoint.port), _PAGE_LIMIT_S)
+        if tls is not None:
+            connection = context.wrap_socket(connection, server_hostname=endpoint.host)
+        _, page = ask(connection, path, _PAGE_LIMIT_S)
+    except (OSError, ValueError):  # a certificate's is an OSError
         return ""
     return page.decode(errors="replace")  # /health is 503 when something is wrong
 

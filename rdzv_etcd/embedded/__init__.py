@@ -8,6 +8,7 @@ itself when no node has used it for a while.
     port.py        what answers at an address, and whose it is
     supervisor.py  the detached process that keeps etcd and ends it; a program of its own
     child.py       its etcd: command line, users, data folder, requests
+    request.py     one HTTP request within a time limit
     program.py     a process and all that it starts, signals, and one supervisor per port
 
 Nothing is imported here: the supervisor loads no more than it needs.

@@ -9,10 +9,8 @@ machine.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import fcntl
-import http.client
 import json
 import os
 import platform
@@ -29,13 +27,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rdzv_etcd.embedded.program import UNBLOCKED, Program, answer, is_told_to_stop, wait_for_signal
+from rdzv_etcd.embedded.program import UNBLOCKED, Program, is_told_to_stop, wait_for_signal
+from rdzv_etcd.embedded.request import ask
 from rdzv_etcd.text import shown
 
 PR_SET_PDEATHSIG = 1
 START_LIMIT_S = 120.0
 _ASK_LIMIT_S = 5.0
-_HELP_LIMIT_S = 10.0
 _USER_LIMIT_S = 60.0
 """etcd hashes a password for a tenth of a second of CPU; on a crowded machine that takes long."""
 _LARGEST_LOG = 1 << 20
@@ -174,10 +172,7 @@ class EtcdProcess:
         command += ["--initial-cluster-token", self._cluster_token]
         command += ["--auto-compaction-mode", "periodic", "--auto-compaction-retention", "1h"]
         command += ["--snapshot-count", "10000"]  # the default of 100,000 before 3.6 costs memory
-        command += ["--logger", "zap", "--log-level", "warn"]
-        if "--unsafe-no-fsync" in _help(plan.binary):  # the data is temporary anyway
-            command += ["--unsafe-no-fsync"]
-        return command
+        return [*command, "--logger", "zap", "--log-level", "warn"]
 
     def _tie_to_parent(self) -> None:
         self._libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -192,76 +187,53 @@ class EtcdProcess:
         """Make ``login`` and an administrator, require authentication; return the administrator."""
         admin = login if login.user == "root" else Login("root", secrets.token_hex(32))
         requests: list[tuple[str, dict[str, object]]] = [
-            ("user/add", {"name": "root", "password": admin.password}),
+            ("user/add", _credentials(admin)),
             ("role/add", {"name": "root"}),
             ("user/grant", {"user": "root", "role": "root"}),
         ]
         if admin is not login:
             everything = {"permType": "READWRITE", "key": "AA==", "range_end": "AA=="}
             requests += [
-                ("user/add", {"name": login.user, "password": login.password}),
+                ("user/add", _credentials(login)),
                 ("role/add", {"name": "rdzv"}),
                 ("role/grant", {"name": "rdzv", "perm": everything}),
                 ("user/grant", {"user": login.user, "role": "rdzv"}),
             ]
         for path, body in (*requests, ("enable", {})):
-            if self._post(f"/v3/auth/{path}", body, _USER_LIMIT_S) is None:
+            if self._ask(f"/v3/auth/{path}", body, _USER_LIMIT_S) is None:
                 raise StartError(f"its users cannot be created ({path}): {self._last_words()}")
         return admin
 
     def _healthy(self) -> bool:
-        try:
-            return b'"health":"true"' in self._exchange("GET", "/health", "")[1]
-        except (OSError, http.client.HTTPException):
-            return False
+        return (self._ask("/health") or {}).get("health") == "true"
 
     def _call(self, path: str, **body: object) -> dict[str, Any] | None:
-        """POST with a token if one is needed; ``None`` if etcd does not answer or refuses."""
-        reply = self._post(path, body)
+        """POST, with a token if one is needed; return ``None`` if etcd does not answer, or
+        refuses."""
+        reply = self._ask(path, body)
         if reply is not None or self._admin is None:
             return reply
-        login = {"name": self._admin.user, "password": self._admin.password}
-        found = self._post("/v3/auth/authenticate", login)  # tokens end with the process and age
+        found = self._ask("/v3/auth/authenticate", _credentials(self._admin))
         if found is None:
             return None
-        self._token = str(found.get("token", ""))
-        return self._post(path, body)
+        self._token = str(found.get("token", ""))  # it ends with the process, and with age
+        return self._ask(path, body)
 
-    def _post(
-        self, path: str, body: Mapping[str, object], limit_s: float = _ASK_LIMIT_S
+    def _ask(
+        self, path: str, body: object = None, limit_s: float = _ASK_LIMIT_S
     ) -> dict[str, Any] | None:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            status, content = self._exchange("POST", path, json.dumps(body), limit_s)
+            connection.settimeout(limit_s)
+            # A short way to it: a socket's path has at most 107 characters.
+            connection.connect(f"/proc/self/fd/{self._entrance}/{_CLIENT_SOCKET}")
+            status, content = ask(connection, path, limit_s, body, self._token)
             reply = json.loads(content) if status == 200 else None
-        except (OSError, http.client.HTTPException, ValueError):
+        except (OSError, ValueError):
             return None
-        return reply if isinstance(reply, dict) else None
-
-    def _exchange(
-        self, verb: str, path: str, body: str, limit_s: float = _ASK_LIMIT_S
-    ) -> tuple[int, bytes]:
-        connection = _Gateway(self._entrance, limit_s)
-        try:
-            headers = {"Authorization": self._token} if self._token else {}
-            connection.request(verb, path, body, headers)
-            with connection.getresponse() as response:
-                return response.status, response.read()
         finally:
             connection.close()
-
-
-class _Gateway(http.client.HTTPConnection):
-    """A connection to etcd's socket in the folder that is open as ``entrance``."""
-
-    def __init__(self, entrance: int, limit_s: float) -> None:
-        super().__init__("etcd", timeout=limit_s)
-        # A short way to it: a socket's path has at most 107 characters.
-        self._path = f"/proc/self/fd/{entrance}/{_CLIENT_SOCKET}"
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(self._path)
+        return reply if isinstance(reply, dict) else None
 
 
 def lease_age_s(reply: Mapping[str, Any]) -> int | None:
@@ -270,15 +242,14 @@ def lease_age_s(reply: Mapping[str, Any]) -> int | None:
     return None if left_s < 0 else int(reply.get("grantedTTL", 0)) - left_s
 
 
-def _help(binary: str) -> str:
-    with contextlib.suppress(OSError):
-        return answer([binary, "--help"], _HELP_LIMIT_S)[1]
-    return ""
+def _credentials(login: Login) -> dict[str, object]:
+    return {"name": login.user, "password": login.password}
 
 
 def _environment() -> dict[str, str]:
     """The agent's environment without ``ETCD_*``: each such variable would be a flag of etcd."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("ETCD_")}
+    kept["ETCD_UNSAFE_NO_FSYNC"] = "true"  # the data is temporary; 3.4 has no such flag
     if platform.machine() not in ("x86_64", "AMD64"):
         kept["ETCD_UNSUPPORTED_ARCH"] = "arm64"  # etcd 3.4 refuses to start there without it
     return kept

@@ -7,25 +7,22 @@ decides where its workers connect: another user's etcd is not for us.
 from __future__ import annotations
 
 import contextlib
-import http.client
 import ipaddress
 import json
 import os
 import pwd
 import socket
 import sys
-import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
+from rdzv_etcd.embedded.request import ask
 from rdzv_etcd.errors import EmbeddedEtcdError
 from rdzv_etcd.settings import Connection, Endpoint
 from rdzv_etcd.settings.hosts import is_loopback, is_ours
 
-_LARGEST = 1 << 22
-"""Bytes; no reply that is asked for here comes near it."""
 _LISTENS = "0A"
 _TABLES = ("/proc/net/tcp", "/proc/net/tcp6")
 
@@ -59,9 +56,8 @@ def probe(endpoint: Endpoint, timeout_s: float) -> Found:
     Source: etcd serves ``/version`` on its client port without authentication in all 3.x versions.
     """
     try:
-        connection = http.client.HTTPConnection(endpoint.host, endpoint.port, timeout=timeout_s)
-        connection.connect()
-    except (UnicodeError, http.client.InvalidURL):
+        connection = socket.create_connection((endpoint.host, endpoint.port), timeout_s)
+    except ValueError:
         return Found(PortAnswer.NOTHING, f"{endpoint.host} is not a host name")
     except OSError as error:
         return Found(PortAnswer.NOTHING, (error.strerror or str(error)).lower())
@@ -69,7 +65,7 @@ def probe(endpoint: Endpoint, timeout_s: float) -> Found:
         _, body = ask(connection, "/version", timeout_s)
     except OSError:
         return Found(PortAnswer.SILENCE)  # an etcd that starts or ends does that
-    except http.client.HTTPException:
+    except ValueError:
         return Found(PortAnswer.STRANGER)
     return Found(_judge(body))
 
@@ -85,42 +81,6 @@ def _judge(body: bytes) -> PortAnswer:
     return PortAnswer.ETCD if is_etcd else PortAnswer.STRANGER
 
 
-def ask(
-    connection: http.client.HTTPConnection, path: str, limit_s: float, body: str | None = None
-) -> tuple[int, bytes]:
-    """Send one request, a POST if it has a ``body``; return the reply's status and body.
-
-    Raises :class:`OSError` if it is cut off or not whole within ``limit_s``, and
-    :class:`http.client.HTTPException` if what came is no HTTP. Closes the connection.
-    """
-    if connection.sock is None:
-        connection.connect()
-    is_late = threading.Event()
-
-    def cut(sock: socket.socket) -> None:  # http.client limits each read: a byte an hour would do
-        is_late.set()
-        with contextlib.suppress(OSError):  # it has just been closed
-            socket.socket.shutdown(sock, socket.SHUT_RDWR)
-
-    cutter = threading.Timer(limit_s, cut, (connection.sock,))
-    cutter.daemon = True
-    cutter.start()
-    try:
-        connection.request("GET" if body is None else "POST", path, body)
-        with connection.getresponse() as response:
-            content = response.read(_LARGEST)
-        if is_late.is_set():  # a body that was cut reads like a short one
-            raise TimeoutError
-        return response.status, content
-    except (OSError, http.client.HTTPException):
-        if is_late.is_set():
-            raise TimeoutError("timed out") from None
-        raise
-    finally:
-        cutter.cancel()
-        connection.close()
-
-
 def check_closed(connection: Connection, timeout_s: float) -> None:
     """Raise :class:`EmbeddedEtcdError` if we have a password and the etcd there requires none.
 
@@ -131,11 +91,11 @@ def check_closed(connection: Connection, timeout_s: float) -> None:
     if credentials is None:
         return
     (endpoint,) = connection.endpoints
-    login = json.dumps({"name": credentials.user, "password": credentials.password})
-    asked = http.client.HTTPConnection(endpoint.host, endpoint.port, timeout=timeout_s)
+    login = {"name": credentials.user, "password": credentials.password}
     try:
-        _, reply = ask(asked, "/v3/auth/authenticate", timeout_s, login)
-    except (OSError, UnicodeError, http.client.HTTPException):
+        connected = socket.create_connection((endpoint.host, endpoint.port), timeout_s)
+        _, reply = ask(connected, "/v3/auth/authenticate", timeout_s, login)
+    except (OSError, ValueError):
         return
     if b"authentication is not enabled" in reply:
         raise EmbeddedEtcdError(

@@ -1,0 +1,50 @@
+"""One HTTP request on a connected socket, within one limit for the whole of it.
+
+``http.client`` limits each read: a server that sends a byte an hour would keep its caller forever.
+Standard library only.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import time
+
+_LARGEST = 1 << 22
+"""Bytes; no reply that is asked for here comes near it."""
+_PROTOCOL = b"HTTP/1."
+
+
+def ask(
+    sock: socket.socket, path: str, limit_s: float, body: object = None, token: str = ""
+) -> tuple[int, bytes]:
+    """Send a GET, or a POST of ``body`` as JSON; return the reply's status and content.
+
+    Closes the socket. Raises :class:`OSError` if there is no reply or it is not complete within
+    ``limit_s``, and :class:`ValueError` if it is not HTTP.
+    """
+    until_s = time.monotonic() + limit_s
+    content = b"" if body is None else json.dumps(body).encode()
+    # With HTTP 1.0 the reply is not cut into chunks, and ends with the connection.
+    lines = [f"{'GET' if body is None else 'POST'} {path} HTTP/1.0", "Host: etcd"]
+    lines += [f"Content-Length: {len(content)}", *([f"Authorization: {token}"] if token else [])]
+    reply = b""
+    with sock:
+        sock.settimeout(limit_s)
+        sock.sendall("\r\n".join((*lines, "", "")).encode() + content)
+        while piece := sock.recv(1 << 16):
+            reply += piece
+            if not reply.startswith(_PROTOCOL[: len(reply)]) or len(reply) > _LARGEST:
+                break
+            left_s = until_s - time.monotonic()
+            if left_s <= 0:
+                raise TimeoutError("timed out")
+            sock.settimeout(left_s)
+    if not reply:
+        raise ConnectionResetError("closed without a reply")
+    head, _, content = reply.partition(b"\r\n\r\n")
+    status = re.match(rb"HTTP/1\.\d (\d{3})", head)
+    if status is None:
+        raise ValueError("not HTTP")
+    return int(status[1]), content
