@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -26,6 +26,13 @@ GENEROUS = timedelta(seconds=60)
 """For what must happen; a slow machine may take a while."""
 BRIEF = timedelta(milliseconds=50)
 """For what must not happen."""
+
+
+class Two:
+    """A whole number that is no ``int``."""
+
+    def __index__(self) -> int:
+        return 2
 
 
 @dataclass(frozen=True)
@@ -78,17 +85,22 @@ def backing(
 @pytest.fixture
 def place(backing: EtcdServer | None, job_id: str) -> Iterator[Place]:
     """Where one test's store is; afterwards revoking the job's lease must have removed it all."""
-    with ExitStack() as stack:
-        loop_thread = stack.enter_context(LoopHold.acquire())
-        etcd = stack.enter_context(_connected(loop_thread, backing))
-        job = JobKeys("/rdzv_etcd", job_id)
+    with place_on(backing, job_id) as place:
+        yield place
+        run, etcd, job = place.loop_thread.run, place.etcd, JobKeys("/rdzv_etcd", job_id)
+        assert run(etcd.revoke(place.lease_id))
+        left = run(etcd.get(Get(job.below.start, job.below.end, keys_only=True)))
+        assert left.kvs == ()
+
+
+@contextmanager
+def place_on(server: EtcdServer | None, job_id: str) -> Iterator[Place]:
+    """Begin a store on that etcd, ``None`` for one in memory."""
+    with LoopHold.acquire() as loop_thread, _connected(loop_thread, server) as etcd:
         lease_id = loop_thread.run(etcd.grant(600)).lease_id
-        keys = job.store(1, "run")
+        keys = JobKeys("/rdzv_etcd", job_id).store(1, "run")
         loop_thread.run(etcd.txn(Txn((), (StoreKeys(keys).begin(lease_id),))))
         yield Place(loop_thread, etcd, keys, lease_id)
-        assert loop_thread.run(etcd.revoke(lease_id))
-        left = loop_thread.run(etcd.get(Get(job.below.start, job.below.end, keys_only=True)))
-        assert left.kvs == ()
 
 
 @pytest.fixture

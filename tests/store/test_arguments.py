@@ -12,7 +12,7 @@ import pytest
 
 from rdzv_etcd.errors import MisuseError, RequestTooLargeError, StoreTimeoutError
 from rdzv_etcd.world.round_store import RoundStore
-from tests.store.conftest import Place
+from tests.store.conftest import Place, Two
 
 
 @pytest.fixture
@@ -90,11 +90,14 @@ def test_an_amount_is_a_whole_number(store: RoundStore, amount: Any) -> None:
     assert not store.check(["n"])
 
 
-def test_an_amount_may_be_of_any_type_of_whole_numbers(store: RoundStore) -> None:
-    class Two:
-        def __index__(self) -> int:
-            return 2
+@pytest.mark.parametrize("amount", [2**63, -(2**63) - 1, 10**5000], ids=["2**63", "-2**63-1", ""])
+def test_an_amount_has_64_bits(store: RoundStore, amount: int) -> None:
+    with pytest.raises(MisuseError, match=r"'n' must be at least -2\*\*63 and below 2\*\*63"):
+        store.add("n", amount)
+    assert not store.check(["n"])
 
+
+def test_an_amount_may_be_of_any_type_of_whole_numbers(store: RoundStore) -> None:
     amounts: list[Any] = [1, Two(), True]
     assert [store.add("n", amount) for amount in amounts] == [1, 3, 4]
 

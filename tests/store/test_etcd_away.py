@@ -9,15 +9,8 @@ from datetime import timedelta
 import pytest
 import torch.distributed as dist
 
-from rdzv_etcd.etcd.client import EtcdClient
-from rdzv_etcd.etcd.port import Txn
-from rdzv_etcd.protocol.keys import JobKeys
-from rdzv_etcd.protocol.store import StoreKeys
-from rdzv_etcd.runtime.loop_thread import LoopHold
-from rdzv_etcd.settings.connection import Connection, Endpoint
 from rdzv_etcd.torch_plugin.store import EtcdStore
-from rdzv_etcd.world.round_store import RoundStore
-from tests.store.conftest import GENEROUS
+from tests.store.conftest import place_on
 from tests.support.leaks import LeakCheck
 from tests.support.servers import EtcdServer
 
@@ -33,13 +26,8 @@ def server(fresh_etcd: Callable[..., EtcdServer]) -> EtcdServer:
 
 @pytest.fixture
 def store(leak_check: LeakCheck, server: EtcdServer, job_id: str) -> Iterator[EtcdStore]:
-    with LoopHold.acquire() as loop_thread:
-        client = EtcdClient(Connection((Endpoint(server.host, server.port),)))
-        lease_id = loop_thread.run(client.grant(600)).lease_id
-        keys = JobKeys("/rdzv_etcd", job_id).store(1, "run")
-        loop_thread.run(client.txn(Txn((), (StoreKeys(keys).begin(lease_id),))))
-        yield EtcdStore(RoundStore(client, loop_thread, keys, lease_id), timeout=GENEROUS)
-        loop_thread.run(client.close())
+    with place_on(server, job_id) as place:
+        yield place.open()
 
 
 OPERATIONS: dict[str, Callable[[EtcdStore], object]] = {

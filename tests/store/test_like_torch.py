@@ -1,5 +1,5 @@
-"""Whatever torch's own stores refuse with a TypeError, a store on etcd refuses with one, and leaves
-everything as it was; whatever they take, it takes with the same result."""
+"""A store on etcd answers like torch's own ``HashStore``, which is asked the same; and what that
+refuses with a TypeError, it refuses with one, and leaves everything as it was."""
 
 from __future__ import annotations
 
@@ -13,20 +13,55 @@ import pytest
 from torch._C._distributed_c10d import HashStore, Store
 from torch.distributed import DistStoreError
 
-from rdzv_etcd.errors import MisuseError
-from rdzv_etcd.torch_plugin.store import EtcdStore
-from rdzv_etcd.world.round_store import RoundStore
-from tests.store.conftest import Place
+from tests.store.conftest import BRIEF, Place, Two
 
 Call: TypeAlias = Callable[[Any], object]
 
-BRIEF = timedelta(milliseconds=50)
-
-
-class Two:
-    def __index__(self) -> int:
-        return 2
-
+PROGRAMS: dict[str, Call] = {
+    "set again": lambda s: (s.set("k", "first"), s.set("k", "second"), s.get("k")),
+    "set of one key twice": lambda s: (s.multi_set(["k"] * 2, ["1", "2"]), s.multi_get(["k"] * 2)),
+    "check": lambda s: [
+        s.multi_set(["k", "l"], ["1", "2"]),
+        *map(s.check, (["k", "l"], ["k", "k"], ["k", "absent"], [])),
+    ],
+    "wait for nothing": lambda s: (s.wait([]), s.multi_get([])),
+    "delete": lambda s: (s.set("k", "v"), s.delete_key("k"), s.delete_key("k"), s.check(["k"])),
+    "num_keys": lambda s: (s.add("n", 1), s.set("k", "v"), s.num_keys()),
+    "add": lambda s: [
+        *[s.add("n", amount) for amount in (5, 5, -3, -3, 5, 0)],
+        *(s.get("n"), s.multi_get(["n"])),
+    ],
+    "add nothing": lambda s: [
+        *(s.add("n", 0), s.get("n")),
+        *[s.add("n", amount) for amount in (0, 2, 1, 0)],
+    ],
+    "add after set": lambda s: [
+        *(s.set("n", "unrelated history"), s.set("n", "5"), s.add("n", 0), s.add("n", 3)),
+        *(s.add("n", 3), s.get("n"), s.set("n", "-4"), s.add("n", 1)),
+    ],
+    "add to a number with a sign": lambda s: (s.set("n", "+5"), s.add("n", 1)),
+    "add to a number with spaces": lambda s: (s.set("n", " 5 "), s.add("n", 1)),
+    "add to a number with zeros": lambda s: (s.set("n", 5000 * "0" + "41"), s.add("n", 1)),
+    "add beyond 64 bits": lambda s: (s.set("n", str(2**63 - 1)), s.add("n", 1), s.add("n", -1)),
+    "set and delete after add": lambda s: [
+        *([s.add("n", 2) for _ in range(3)], s.set("n", "text"), s.get("n"), s.delete_key("n")),
+        *(s.add("n", 2), s.delete_key("n"), s.add("n", 7)),
+    ],
+    "compare_set": lambda s: [
+        *(s.compare_set("k", "expected", "new"), s.check(["k"])),
+        *(s.compare_set("k", "", "first"), s.compare_set("k", "", "second")),
+        *(s.compare_set("k", "other", "second"), s.compare_set("k", b"first", b"\x00\xff")),
+        *(s.get("k"), s.set("empty", ""), s.compare_set("empty", "", "filled")),
+    ],
+    "compare_set of a counter": lambda s: [
+        *(s.add("n", 4), s.add("n", 4), s.compare_set("n", "4", "x")),
+        *(s.compare_set("n", "8", "100"), s.add("n", 1)),
+    ],
+    "append": lambda s: [
+        *([s.append("k", each) for each in ("a", b"\x00", "", "b")], s.get("k")),
+        *(s.add("n", 4), s.append("n", "2"), s.get("n")),
+    ],
+}
 
 AMOUNTS: list[Any] = [
     *(0, -1, 2**31, 2**63 - 1, -(2**63), True, Two(), np.int32(3), np.int64(-3), np.uint8(3)),
@@ -34,34 +69,17 @@ AMOUNTS: list[Any] = [
     *(1.0, 1.5, float("nan"), float("inf"), np.float64(3), None, "1", b"1", [1], object()),
 ]
 KEYS: list[Any] = [
-    *(
-        "",
-        "a/b",
-        "\0",
-        "a\0b",
-        "\N{GRINNING FACE}",
-        "k" * 2000,
-        np.str_("k"),
-        b"k",
-        bytearray(b"k"),
-    ),
+    *("", "k/", "k/l", "/k//l/", "torch elastic", "%", "\0", "k\0l", "\N{GRINNING FACE}"),
+    *("k" * 2000, np.str_("k"), b"k", bytearray(b"k")),
     *("a\ud800", "\udcff", None, 1, 1.5, True, ["k"], ("k",), {}, object(), memoryview(b"k")),
 ]
 VALUES: list[Any] = [
-    *("", "v", b"", b"\xff\0", bytearray(b"v"), "\N{GRINNING FACE}", np.str_("v"), np.bytes_(b"v")),
+    *("", "v", b"", bytes(range(256)), bytearray(b"v"), "\N{GRINNING FACE}", np.str_("v")),
+    *(np.bytes_(b"v"), b"=", b"#1,0", "5", b"x" * 500_000),
     *("a\ud800", None, 1, 1.5, True, ["v"], {}, object(), np.array([1])),
 ]
 SEVERAL: list[Any] = [
-    [],
-    ["a"],
-    ["a", "b", "a"],
-    ("a", "b"),
-    [b"a"],
-    "ab",
-    b"ab",
-    None,
-    1,
-    ["a", None],
+    *([], ["a"], ["a", "b", "a"], ("a", "b"), [b"a"], "ab", b"ab", None, 1, ["a", None]),
 ]
 
 BY_KEY: dict[str, Callable[[Any, Any], object]] = {
@@ -106,6 +124,12 @@ def same_as_torch(place: Place, call: Call, timeout: timedelta | None = None) ->
     assert outcome(store, call) == expected
     if expected is TypeError:
         assert store.list_keys() == ["a", "b"]
+
+
+@pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
+def test_programs(place: Place, program: Call) -> None:
+    store, torchs = place.open(), HashStore()
+    assert outcome(store, program) == outcome(torchs, program)
 
 
 @pytest.mark.parametrize("amount", AMOUNTS, ids=lambda amount: f"{type(amount).__name__}")
@@ -168,20 +192,8 @@ def test_a_timeout_is_a_time(place: Place, timeout: Any) -> None:
         place.open().wait(["k"], timeout)
 
 
-@pytest.mark.parametrize(
-    "amount",
-    [2**63, -(2**63) - 1, 2**64 + 5, 10**5000],
-    ids=["2**63", "-2**63-1", "2**64+5", "10**5000"],
-)
-def test_the_librarys_store_refuses_amounts_beyond_64_bits(place: Place, amount: int) -> None:
-    store: RoundStore = place.round_store()
-    with pytest.raises(MisuseError, match=r"'k' must be at least -2\*\*63 and below 2\*\*63"):
-        store.add("k", amount)
-    assert not store.check(["k"])
-
-
 def test_the_type_is_named(place: Place) -> None:
-    store: EtcdStore = place.open()
+    store = place.open()
     with pytest.raises(TypeError, match=r"key .*None"):
         store.get(None)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="not NoneType"):
