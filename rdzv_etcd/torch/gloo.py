@@ -45,6 +45,9 @@ _log = logging.getLogger("rdzv_etcd")
 _TCP = (socket.AF_INET, socket.AF_INET6)
 _LINK = "socket:["
 
+_SILENT_S = 10.0
+"""After this a wait is logged at WARNING."""
+
 Address = tuple[str, int]
 """The host and port of one end of a connection, or of a socket that listens. A port alone would not
 do: any program on any host may have the same."""
@@ -70,8 +73,6 @@ class Connections:
         self._ending = threading.Lock()
         self._made = Latch()
         self._closed = Latch()
-        self.are_ended = False
-        """Whether :meth:`end` or :meth:`close` was called: what is opened now will be ended."""
 
     def gloo_begins(self) -> None:
         """The store is connected. From now on, until :meth:`gloo_is_done`, every new connection is
@@ -119,7 +120,6 @@ class Connections:
         return self._closed.wait(timeout_s)
 
     def _end(self) -> None:
-        self.are_ended = True  # first: a caller whose connection ends looks why
         if self._closed.is_open:
             return
         for inode, one in _sockets(self._before):
@@ -197,50 +197,76 @@ def _sockets(without: Collection[int]) -> Iterator[tuple[int, socket.socket]]:
 # --- connecting -----------------------------------------------------------------------------------
 
 LEFT_BEHIND = "rdzv-etcd-connecting"
-"""The name of the threads of :class:`AbandonableCall`."""
+"""The name of the threads of :class:`AbandonableCalls`."""
 
 
-class AbandonableCall:
-    """One call that blocks in torch's C++ code. It can be interrupted by signals, and given up."""
+class AbandonableCalls:
+    """Calls that block in torch's C++ code, one after another. Signals interrupt them, and another
+    thread can give them up."""
 
-    def __init__(self, if_late: Callable[[], object] = lambda: None) -> None:
-        """``if_late`` is called, on the thread that was left behind, if the call succeeds although
-        it was given up."""
-        self._if_late = if_late
-        self._given_up: list[bool] = []
-        """Whether it was given up, or else has ended by itself: the first one counts."""
-        self._decided = Latch()
+    def __init__(self) -> None:
+        self._are_given_up = False
+        self._give_up: Callable[..., None] = lambda **_: None
+        """Gives up the call under way."""
 
-    def run(self, make: Callable[[], T]) -> T:
+    def run(
+        self,
+        make: Callable[[], T],
+        *,
+        limit_s: float = threading.TIMEOUT_MAX,
+        when_silent: Callable[[float], object] = lambda _: None,
+        if_late: Callable[[], object] | None = None,
+    ) -> T:
         """Return what ``make`` returns. Blocks until it does, or is given up; signal handlers run
-        meanwhile. If it is given up already, nothing is begun.
+        meanwhile. After a while, ``when_silent`` is called with the seconds that are left.
 
-        Raises what ``make`` raises, and ``torch.distributed.DistNetworkError`` if it is given up.
+        ``if_late`` is called, on the thread that was left behind, if the call succeeds although it
+        was given up. Raises what ``make`` raises, ``torch.distributed.DistNetworkError`` if it is
+        given up, or was before, and ``torch.distributed.DistStoreError`` after ``limit_s``.
         """
-        outcome: Future[T] | None = None
-        if not self._decided.is_open:
-            outcome = begun_in_thread(make, LEFT_BEHIND)
-            outcome.add_done_callback(self._end)
-        self._decided.wait(None)
-        if outcome is None or self._given_up[0]:
-            raise dist.DistNetworkError("a member was lost while it was connected to")
+        decided = Latch()
+        given_up: list[bool] = []
+        """Whether it was given up, or else has ended by itself: the first one counts."""
+
+        def decide(*, giving_up: bool) -> None:
+            given_up.append(giving_up)
+            decided.open()
+
+        def give_up(*, with_gloo: bool) -> None:
+            if with_gloo or if_late is None:
+                decide(giving_up=True)
+
+        def end(outcome: Future[T]) -> None:
+            decide(giving_up=False)
+            if given_up[0] and if_late is not None and outcome.exception() is None:
+                if_late()
+
+        self._give_up = give_up
+        if self._are_given_up:
+            raise _lost_while_connecting()
+        outcome = begun_in_thread(make, LEFT_BEHIND)
+        outcome.add_done_callback(end)
+        if not decided.wait(min(limit_s, _SILENT_S)) and limit_s > _SILENT_S:
+            when_silent(limit_s - _SILENT_S)
+            decided.wait(limit_s - _SILENT_S)
         try:
+            if not given_up:
+                raise dist.DistStoreError(f"rank 0 has not served its store within {limit_s:g} s")
+            if given_up[0]:
+                raise _lost_while_connecting()
             return outcome.result()
         finally:
             del outcome  # its error's traceback keeps this frame, and all callers' values
 
-    def give_up(self) -> None:
-        """Let :meth:`run` raise. Does nothing if it has returned."""
-        self._decide(given_up=True)
+    def give_up(self, *, with_gloo: bool) -> None:
+        """Let :meth:`run` raise, now and from now on; ``with_gloo``: also a call that does harm if
+        it succeeds later."""
+        self._are_given_up = True
+        self._give_up(with_gloo=with_gloo)
 
-    def _end(self, outcome: Future[T]) -> None:
-        self._decide(given_up=False)
-        if self._given_up[0] and outcome.exception() is None:
-            self._if_late()
 
-    def _decide(self, *, given_up: bool) -> None:
-        self._given_up.append(given_up)
-        self._decided.open()
+def _lost_while_connecting() -> dist.DistNetworkError:
+    return dist.DistNetworkError("a member was lost while this one was connecting to it")
 
 
 def end_made_late() -> None:

@@ -10,10 +10,8 @@ import atexit
 import functools
 import json
 import logging
-import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -28,10 +26,9 @@ from torch.distributed.constants import default_pg_timeout
 
 from rdzv_etcd import Expelled, Left, Lost, MovedOn, World, WorldChange
 from rdzv_etcd.errors import MisuseError
-from rdzv_etcd.process import SIGNAL_DELAY_S
 from rdzv_etcd.text import named
 from rdzv_etcd.torch.gloo import (
-    AbandonableCall,
+    AbandonableCalls,
     Connections,
     Wait,
     collectives,
@@ -50,7 +47,7 @@ _CONNECT_S = 5.0
 """How long gloo may take to connect in a world that is over: to a member that died just then."""
 
 _REACH_S = 10.0
-"""How long the store's host may take to accept a connection, and a served store to answer."""
+"""How long the store's host may take to accept a connection."""
 
 _SILENT_S = 10.0
 """After this a wait is logged at WARNING."""
@@ -110,12 +107,14 @@ def init_process_group(
     destroy_process_group()
     _let_go()
     connections = _current = Connections(world.master.port)
-    meeting, connecting = AbandonableCall(), AbandonableCall(if_late=end_made_late)
+    calls = AbandonableCalls()
     name = repr(world)  # not the world itself: a program that drops it and its group leaves
-    when_over(world, functools.partial(_begin_to_end, name, connections, (meeting, connecting)))
-    limit = default_pg_timeout if timeout is None else timeout
+    when_over(world, functools.partial(_begin_to_end, name, connections, calls))
+    limit_s = (default_pg_timeout if timeout is None else timeout).total_seconds()
+    until_s = time.monotonic() + limit_s
     try:
-        store = meeting.run(lambda: _meet(world, limit, lambda: connections.are_ended))
+        store = open_store(world, timedelta(seconds=limit_s), calls)
+        calls.run(lambda: _await_all(store, world, until_s - time.monotonic()))
         connections.gloo_begins()
         make = functools.partial(
             dist.init_process_group,
@@ -127,7 +126,7 @@ def init_process_group(
             **options,
         )
         if backend is None or "gloo" in backend.lower():
-            connecting.run(make)
+            calls.run(make, if_late=end_made_late)
         else:  # others have no such wait, and may care for the thread
             make()
         _exchange_addresses(connections, store, world)
@@ -183,16 +182,13 @@ def _let_go() -> None:
     _ended.clear()
 
 
-def open_store(
-    world: World, timeout: timedelta, is_given_up: Callable[[], bool] | None = None
-) -> TCPStore:
+def open_store(world: World, timeout: timedelta, calls: AbandonableCalls | None = None) -> TCPStore:
     """Serve the world's store if this is rank 0, connect to it otherwise.
 
-    Blocks until rank 0 serves it, for ``timeout`` at most, or until ``is_given_up``: as a rule,
-    when a member is gone. Raises ``torch.distributed.DistError``, and MisuseError if it was served
-    before.
+    Blocks until rank 0 serves it, for ``timeout`` at most, or until ``calls`` are given up; by
+    default, when a member is gone. Raises ``torch.distributed.DistError``, and MisuseError if it
+    was served before.
     """
-    master = world.master
     if world.rank == 0:
         listener = world.take_listener()
         if listener is None:
@@ -202,74 +198,33 @@ def open_store(
             )
         store = serve_tcp_store(listener)
     else:
-        given_up = is_given_up or (lambda: _is_anyone_gone(world.change))
-        try:
-            _await_served(world, timeout.total_seconds(), given_up)
-        except OSError as error:
-            raise dist.DistNetworkError(
-                f"rank 0's store at {master.address}:{master.port} cannot be reached: {error}"
-            ) from error
-        store = TCPStore(
-            *(master.address, master.port),
-            is_master=False,
-            wait_for_workers=False,
-            timeout=min(timeout, timedelta(seconds=_REACH_S)),
+        if calls is None:
+            calls = AbandonableCalls()
+            when_over(world, functools.partial(_give_up_if_anyone_is_gone, calls))
+        # The port has been listening since before the world was formed; torch's client, once
+        # connected, waits for the first answer without a limit.
+        store = calls.run(
+            functools.partial(
+                TCPStore,
+                *(world.master.address, world.master.port),
+                is_master=False,
+                wait_for_workers=False,
+                timeout=min(timeout, timedelta(seconds=_REACH_S)),
+            ),
+            limit_s=timeout.total_seconds(),
+            when_silent=functools.partial(
+                _log.warning,
+                "%s: waiting for rank 0 to make the process group; up to %.0f s more",
+                repr(world),
+            ),
         )
     store.set_timeout(timeout)
     return store
 
 
-def _await_served(world: World, timeout_s: float, is_given_up: Callable[[], bool]) -> None:
-    """Wait until rank 0 serves the store. Its port has been listening since before the world was
-    formed, and torch's client, once connected, waits for the first answer even if rank 0 dies.
-
-    So this connects first and ends its side at once: a server ends its own when it sees that, and
-    the kernel does if rank 0 dies. Raises :class:`OSError` and ``torch.distributed.DistError``.
-    """
-    master = world.master
-    until_s = time.monotonic() + timeout_s
-    silent_s = until_s - timeout_s + _SILENT_S
-    with socket.create_connection((master.address, master.port), min(_REACH_S, timeout_s)) as one:
-        one.shutdown(socket.SHUT_WR)
-        while not _has_answered(one, min(SIGNAL_DELAY_S, until_s - time.monotonic())):
-            if is_given_up():
-                break
-            now_s = time.monotonic()
-            if now_s >= until_s:
-                raise dist.DistStoreError(
-                    f"rank 0 of {world!r} has not served its store within {timeout_s:g} s"
-                )
-            if now_s >= silent_s:
-                silent_s = until_s
-                _log.warning(
-                    "%r: waiting for rank 0 to make the process group; up to %.0f s more",
-                    *(world, until_s - now_s),
-                )
-    if is_given_up():  # which also ends this connection
-        raise dist.DistNetworkError(f"{world!r} lost a member before its rank 0 served the store")
-
-
-def _has_answered(one: socket.socket, timeout_s: float) -> bool:
-    one.settimeout(max(0.001, timeout_s))
-    try:
-        one.recv(1)
-    except TimeoutError:
-        return False
-    return True
-
-
-def _meet(world: World, limit: timedelta, is_given_up: Callable[[], bool]) -> TCPStore:
-    """Open the store and wait until every member has."""
-    until_s = time.monotonic() + limit.total_seconds()
-    store = open_store(world, limit, is_given_up)
-    if is_given_up():  # before there was a connection that could be ended
-        raise dist.DistNetworkError(f"{world!r}: the process group was given up")
-    _await_all(store, world, timedelta(seconds=max(0.001, until_s - time.monotonic())))
-    return store
-
-
-def _await_all(store: TCPStore, world: World, limit: timedelta) -> None:
+def _await_all(store: TCPStore, world: World, limit_s: float) -> None:
     """Wait until every member is here: from here on no living member takes long."""
+    limit = timedelta(seconds=max(0.001, limit_s))
     all_there = [f"{_KEYS}all"]
     if store.add(f"{_KEYS}there", 1) == world.size:
         store.set(all_there[0], "")
@@ -305,11 +260,13 @@ def _is_anyone_gone(change: WorldChange | None) -> bool:
     return isinstance(change, Lost | Left | Expelled | MovedOn)
 
 
+def _give_up_if_anyone_is_gone(calls: AbandonableCalls, change: WorldChange | None) -> None:
+    if _is_anyone_gone(change):
+        calls.give_up(with_gloo=True)
+
+
 def _begin_to_end(
-    name: str,
-    connections: Connections,
-    waits: Sequence[AbandonableCall],
-    change: WorldChange | None,
+    name: str, connections: Connections, calls: AbandonableCalls, change: WorldChange | None
 ) -> None:
     """End the process group's collectives, on a thread, if it is still there when its world is
     over: at the latest when this node has joined another one."""
@@ -318,7 +275,7 @@ def _begin_to_end(
     grace_s = 0.0 if _is_anyone_gone(change) else _GRACE_S
     thread = threading.Thread(
         target=_end_with,
-        args=(name, connections, waits, grace_s),
+        args=(name, connections, calls, grace_s),
         name="rdzv-etcd-process-group",
         daemon=True,
     )
@@ -328,18 +285,16 @@ def _begin_to_end(
         connections.end()
 
 
-def _end_with(
-    name: str, connections: Connections, waits: Sequence[AbandonableCall], grace_s: float
-) -> None:
+def _end_with(name: str, connections: Connections, calls: AbandonableCalls, grace_s: float) -> None:
     if connections.wait_closed(grace_s):
         return
     connections.end()
+    calls.give_up(with_gloo=False)
     over_s = time.monotonic()
     while not connections.wait_made(0.1):  # a socket that is opened only now sends no event
         connections.end()
         if time.monotonic() - over_s > _CONNECT_S:
-            for each in waits:
-                each.give_up()
+            calls.give_up(with_gloo=True)
     connections.end()
     with _ending:
         aborted = _current is connections and _abort()

@@ -8,12 +8,11 @@ import logging
 import os
 import select
 import signal
-import socket
 import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import ExitStack, closing
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,7 @@ from rdzv_etcd import Group, World
 from rdzv_etcd.errors import MisuseError
 from rdzv_etcd.process import Latch
 from rdzv_etcd.torch import recovery
-from rdzv_etcd.torch.gloo import LEFT_BEHIND, AbandonableCall, end_process
+from rdzv_etcd.torch.gloo import LEFT_BEHIND, AbandonableCalls, end_process
 from tests.in_process.processes import LIMIT_S, die_with_parent
 
 _WAIT = Latch.wait.__code__
@@ -151,12 +150,10 @@ def rank_0_without_store(etcd: str, job: str, fate: str, awaited: Path) -> None:
     with rdzv_etcd.connect(etcd, job=job, nodes=2, lease_ttl=2, rank_key="value:0") as group:
         listener = group.join().take_listener()
         assert listener is not None
-        with closing(listener.socket) as ours:  # it stays open for as long as the process lives
-            _await_connection(ours)
+        with closing(listener.socket) as ours, ExitStack() as kept:  # while the process lives
+            assert select.select([ours], [], [], LIMIT_S)[0]
             if fate == "falls silent":
-                with closing(ours.accept()[0]) as accepted:
-                    assert accepted.recv(1) == b""
-                _await_connection(ours)
+                assert kept.enter_context(closing(ours.accept()[0])).recv(1)
             awaited.touch()
             if fate == "is killed":
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -165,10 +162,6 @@ def rank_0_without_store(etcd: str, job: str, fate: str, awaited: Path) -> None:
             elif fate != "is late":
                 group.leave("enough")
             time.sleep(LIMIT_S)
-
-
-def _await_connection(listening: socket.socket) -> None:
-    assert select.select([listening], [], [], LIMIT_S)[0]
 
 
 def waiting_for_rank_0(etcd: str, job: str, timeout_s: float, *, plain: bool = False) -> list[str]:
@@ -428,7 +421,7 @@ def interrupted_while_connecting() -> bool:
         interrupted.wait()
 
     try:
-        AbandonableCall().run(make)
+        AbandonableCalls().run(make)
     except KeyboardInterrupt:
         interrupted.set()
     for thread in threading.enumerate():
