@@ -19,10 +19,10 @@ from rdzv_etcd.embedded.child import (
     Login,
     Plan,
     StartError,
-    ToldToStopError,
+    StopRequestedError,
 )
 from rdzv_etcd.embedded.port import listen_urls, own_addresses
-from rdzv_etcd.embedded.program import UNBLOCKED, is_told_to_stop, take_lock, wait_for_signal
+from rdzv_etcd.embedded.program import UNBLOCKED, asks_to_stop, take_lock, wait_for_signal
 from rdzv_etcd.errors import EmbeddedEtcdError, SettingsError
 from rdzv_etcd.settings import Connection
 
@@ -84,10 +84,10 @@ def _serve(plan: Plan, version: str, as_json: bool) -> int:
             as_json=as_json,
         )
         while etcd.running:
-            if is_told_to_stop(wait_for_signal(_LOOK_EVERY_S)):
+            if asks_to_stop(wait_for_signal(_LOOK_EVERY_S)):
                 return output.DONE
             etcd.tidy()
-    except ToldToStopError:
+    except StopRequestedError:
         return output.DONE
     except StartError as error:
         raise EmbeddedEtcdError(f"no etcd at {where}: {error}") from error

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rdzv_etcd.embedded.program import UNBLOCKED, Program, is_told_to_stop, wait_for_signal
+from rdzv_etcd.embedded.program import UNBLOCKED, Program, asks_to_stop, wait_for_signal
 from rdzv_etcd.embedded.request import ask
 from rdzv_etcd.text import shown
 
@@ -47,8 +47,8 @@ class StartError(Exception):
     """etcd did not come up; the message says why."""
 
 
-class ToldToStopError(StartError):
-    """This process was told to end before etcd was up."""
+class StopRequestedError(StartError):
+    """A signal asked this process to end before etcd was up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class EtcdProcess:
         self._plan = plan
         self._folder, self._folder_lock = make_folder()
         self._entrance = os.open(self._folder, os.O_PATH | os.O_CLOEXEC)
-        # Not a file in the folder: a full disk would keep to itself what is wrong.
+        # Not a file in the folder: on a full disk nothing could be written to it.
         self._log = os.memfd_create("etcd.log")
         fcntl.fcntl(self._log, fcntl.F_SETFL, os.O_APPEND)
         self._cluster_token = uuid.uuid4().hex
@@ -91,7 +91,7 @@ class EtcdProcess:
     def start(self) -> None:
         """Start and wait until it serves requests; raises :class:`StartError`.
 
-        May block for minutes. A signal to stop ends the wait with :class:`ToldToStopError`.
+        May block for minutes. A signal to stop ends the wait with :class:`StopRequestedError`.
 
         If it is to have users, they are made before any other process can reach it.
         """
@@ -116,7 +116,7 @@ class EtcdProcess:
         return None if reply is None else lease_age_s(reply)
 
     def tidy(self) -> None:
-        """Forget what it logged long ago."""
+        """Empty its log if that has grown long."""
         if os.fstat(self._log).st_size > _LARGEST_LOG:
             os.ftruncate(self._log, 0)
 
@@ -153,8 +153,8 @@ class EtcdProcess:
                     f"{self._plan.binary} does not answer after {START_LIMIT_S:g} s: "
                     f"{self._last_words()}"
                 )
-            if is_told_to_stop(wait_for_signal(0.05)):
-                raise ToldToStopError(f"{self._plan.binary} was not up when told to stop")
+            if asks_to_stop(wait_for_signal(0.05)):
+                raise StopRequestedError("a signal asked for its end before it was up")
 
     def _end(self, patience_s: float = 0.0) -> None:
         if self._program is not None:

@@ -123,10 +123,10 @@ def listeners(port: int) -> tuple[PortListener, ...]:
 
 
 def reached_by(listener: PortListener, address: str) -> bool:
-    """Tell whether connections to ``address`` may get to ``listener``."""
+    """Return whether connections to ``address`` may get to ``listener``."""
     bound, asked = _plain(listener.address), _plain(address)
     if bound.is_unspecified:
-        return bound.version == 6 or asked.version == 4  # :: takes IPv4, too
+        return bound.version == 6 or asked.version == 4  # :: also takes IPv4
     return bound == asked
 
 

@@ -43,7 +43,7 @@ class Program:
 
     @property
     def running(self) -> bool:
-        """Tell it without reaping: while its id is in use, no other group can have it."""
+        """Whether it runs. It is not reaped: while its id is in use, no other group can have it."""
         if self.process.returncode is not None:
             return False
         try:
@@ -91,10 +91,10 @@ def wait_for_signal(timeout_s: float) -> int | None:
     return None if received is None else received.si_signo
 
 
-def is_told_to_stop(signal_number: int | None) -> bool:
-    """Tell whether a received signal means to stop. An ignored one does not: a hang-up under
-    ``nohup``, Ctrl-C in what a shell has started in the background. It is received all the same, as
-    it is blocked here."""
+def asks_to_stop(signal_number: int | None) -> bool:
+    """Return whether a received signal means to stop. An ignored one does not, such as a hang-up
+    under ``nohup``, or Ctrl-C in what a shell has started in the background; it is received all the
+    same, because it is blocked here."""
     return signal_number in _STOP and signal.getsignal(signal_number) is not signal.SIG_IGN
 
 
@@ -117,9 +117,9 @@ def take_lock(port: int) -> socket.socket:
 
 
 def is_locked(port: int) -> bool:
-    """Tell whether a supervisor of this machine holds the lock of ``port``."""
+    """Return whether a supervisor of this machine holds the lock of ``port``."""
     try:
         sockets = Path("/proc/net/unix").read_text(errors="replace").splitlines()
     except OSError:
-        return False  # not known: an attempt to take it shows
+        return False  # unknown: an attempt to take it will show
     return any(line.endswith(f" @{_LOCK}{port}") for line in sockets)

@@ -16,10 +16,10 @@ import signal
 import sys
 import time
 
-from rdzv_etcd.embedded.child import EtcdProcess, Login, Plan, StartError, ToldToStopError
+from rdzv_etcd.embedded.child import EtcdProcess, Login, Plan, StartError, StopRequestedError
 from rdzv_etcd.embedded.program import (
     UNBLOCKED,
-    is_told_to_stop,
+    asks_to_stop,
     take_lock,
     wait_for_signal,
 )
@@ -40,8 +40,8 @@ def keep(etcd: EtcdProcess, options: argparse.Namespace) -> str:
     quiet_since, patience_s = time.monotonic(), max(options.grace, options.start_grace)
     started, restarts = time.monotonic(), 0
     while True:
-        if is_told_to_stop(wait_for_signal(interval_s)):
-            return "told to stop"
+        if asks_to_stop(wait_for_signal(interval_s)):
+            return "a signal asked for it"
         etcd.tidy()
         now = time.monotonic()
         if not etcd.running:
@@ -50,8 +50,8 @@ def keep(etcd: EtcdProcess, options: argparse.Namespace) -> str:
                 return "etcd keeps crashing"
             try:
                 etcd.start()  # on the same data: leases and keys are still there
-            except ToldToStopError:
-                return "told to stop"
+            except StopRequestedError:
+                return "a signal asked for it"
             except StartError:
                 return "etcd cannot be restarted"
             started = now
@@ -63,7 +63,7 @@ def keep(etcd: EtcdProcess, options: argparse.Namespace) -> str:
 
 
 def _is_used(etcd: EtcdProcess, stale_after_s: float) -> bool | None:
-    """Tell whether any node holds a lease; ``None`` if etcd does not answer.
+    """Return whether any node holds a lease; ``None`` if etcd does not answer.
 
     A lease that is not renewed does not count forever, however long it was granted for.
     """

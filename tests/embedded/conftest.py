@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import psutil
 import pytest
@@ -13,6 +13,9 @@ from rdzv_etcd.embedded.start import StartedEtcd, ensure_etcd
 from tests.embedded.agents import Agent, environment, settings, wait_for_end
 from tests.support.processes import free_port
 from tests.support.servers import EtcdBinary
+
+Ensure: TypeAlias = Callable[..., StartedEtcd | None]
+Start: TypeAlias = Callable[..., psutil.Process]
 
 
 @pytest.fixture
@@ -51,13 +54,25 @@ def supervisors(port: int) -> Iterator[Callable[[], list[psutil.Process]]]:
 
 
 @pytest.fixture
-def ensure(
-    etcd_binary: EtcdBinary, scratch: Path, port: int, supervisors: object
-) -> Callable[..., StartedEtcd | None]:
+def ensure(etcd_binary: EtcdBinary, scratch: Path, port: int, supervisors: object) -> Ensure:
+    """Call ``ensure_etcd`` for this test's port."""
+
     def call(host: str = "127.0.0.1", **config: Any) -> StartedEtcd | None:
         return ensure_etcd(
             settings(f"{host}:{port}", **config), environment(etcd_binary.path, scratch)
         )
+
+    return call
+
+
+@pytest.fixture
+def start(ensure: Ensure) -> Start:
+    """Start an etcd, and return its supervisor."""
+
+    def call(*host: str, **config: Any) -> psutil.Process:
+        started = ensure(*host, **config)
+        assert started is not None
+        return psutil.Process(started.supervisor_pid)
 
     return call
 

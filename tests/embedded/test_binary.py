@@ -5,15 +5,14 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from rdzv_etcd.embedded.binary import find_binary
-from rdzv_etcd.embedded.start import StartedEtcd, ensure_etcd
+from rdzv_etcd.embedded.start import ensure_etcd
 from rdzv_etcd.errors import EmbeddedEtcdError
-from tests.embedded.agents import NOBODY, environment, settings
+from tests.embedded.agents import NOBODY, settings
 from tests.support.servers import EtcdBinary
 
 _LOOK_AS_ANOTHER_USER = """
@@ -98,23 +97,3 @@ def test_an_etcd_that_was_named_is_never_replaced(tmp_path: Path) -> None:
     old = script(tmp_path / "old", "echo 'etcd Version: 3.3.27'")
     with pytest.raises(EmbeddedEtcdError, match=r"RDZV_ETCD_BINARY.*is etcd 3.3.27, older"):
         find_binary({"RDZV_ETCD_BINARY": str(old)})
-
-
-def test_one_line_tells_which_etcd_and_version_runs(
-    ensure: Callable[..., StartedEtcd | None],
-    etcd_binary: EtcdBinary,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    caplog.set_level("INFO")
-    assert ensure() is not None
-    assert f"started an embedded etcd {etcd_binary.version} ({etcd_binary.path}," in caplog.text
-
-
-def test_a_binary_that_fails_is_quoted(port: int, scratch: Path, tmp_path: Path) -> None:
-    says = (
-        "case $1 in --version) echo 'etcd Version: 3.5.9';; *) echo 'fatal: on fire'; exit 1; esac"
-    )
-    failing = script(tmp_path / "failing", says)
-    with pytest.raises(EmbeddedEtcdError, match=r"did not start.*fatal: on fire"):
-        ensure_etcd(settings(f"127.0.0.1:{port}"), environment(failing, scratch))
-    assert list(scratch.iterdir()) == []

@@ -27,6 +27,7 @@ from tests.embedded.agents import (
     settings,
     wait_for_end,
 )
+from tests.embedded.conftest import Ensure, Start
 from tests.library.nodes import wait_until
 from tests.support.gateway import Gateway
 from tests.support.servers import EtcdBinary, EtcdServer
@@ -41,11 +42,16 @@ def test_an_etcd_that_answers_is_used(etcd_server: EtcdServer) -> None:
 
 
 def test_it_stops_by_itself_when_the_last_lease_is_gone(
-    ensure: Callable[..., StartedEtcd | None], port: int, scratch: Path
+    start: Start,
+    etcd_binary: EtcdBinary,
+    port: int,
+    scratch: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    started = ensure()
-    assert started is not None
-    supervisor = psutil.Process(started.supervisor_pid)
+    caplog.set_level("INFO")
+    supervisor = start()
+    assert f"started an embedded etcd {etcd_binary.version} ({etcd_binary.path}," in caplog.text
+    assert [record for record in caplog.records if record.levelname == "WARNING"] == []
     (etcd,) = supervisor.children()
     assert len(list(scratch.iterdir())) == 1
     lease_id = grant(port, 60)
@@ -89,47 +95,21 @@ def test_it_outlives_the_process_group_that_started_it(
     assert psutil.pid_exists(supervisor)
 
 
-def test_a_crashed_etcd_comes_back_with_its_data(
-    ensure: Callable[..., StartedEtcd | None], port: int
-) -> None:
-    started = ensure()
-    assert started is not None
-    gateway = Gateway("127.0.0.1", port)
-    lease_id = grant(port, 120)
-    gateway.put(b"k", b"v", lease_id)
-    (etcd,) = psutil.Process(started.supervisor_pid).children()
-    etcd.kill()
-    wait_until(
-        "etcd was restarted",
-        lambda: has_ended(etcd) and answer(port) is PortAnswer.ETCD,
-    )
-    assert gateway.keys()[b"k"].lease_id == lease_id
-    assert psutil.pid_exists(started.supervisor_pid)
-
-
 def test_etcd_dies_with_its_supervisor_and_the_next_one_tidies_up(
-    ensure: Callable[..., StartedEtcd | None], port: int, scratch: Path
+    start: Start, scratch: Path
 ) -> None:
-    started = ensure()
-    assert started is not None
-    supervisor = psutil.Process(started.supervisor_pid)
+    supervisor = start()
     (etcd,) = supervisor.children()
     supervisor.kill()
     wait_for_end(etcd)
-    left = list(scratch.iterdir())
-    assert len(left) == 1
-    again = ensure()
-    assert again is not None
-    assert len(list(scratch.iterdir())) == 1
-    assert not left[0].exists()
-    assert again.supervisor_pid != started.supervisor_pid
+    (left,) = scratch.iterdir()
+    assert start().pid != supervisor.pid
+    (there,) = scratch.iterdir()
+    assert there != left
 
 
 def test_a_node_elsewhere_waits_until_it_is_started(
-    ensure: Callable[..., StartedEtcd | None],
-    port: int,
-    etcd_binary: EtcdBinary,
-    caplog: pytest.LogCaptureFixture,
+    ensure: Ensure, port: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     """While another supervisor of the port is starting etcd this node only waits."""
     caplog.set_level("INFO")
@@ -216,19 +196,14 @@ def test_a_reachable_name_listens_on_all_interfaces_and_loopback_stays_private()
         assert listen_urls(Endpoint(typed, 7), own_addresses(typed)) == ("http://127.0.0.1:7",)
 
 
-def test_it_works_on_ipv6_loopback(
-    etcd_binary: EtcdBinary, scratch: Path, port: int, supervisors: object
-) -> None:
+def test_it_works_on_ipv6_loopback(start: Start, port: int) -> None:
     if not own_addresses("::1"):
         pytest.skip("this machine has no IPv6")
-    started = ensure_etcd(settings(f"[::1]:{port}"), environment(etcd_binary.path, scratch))
-    assert started is not None
+    start("[::1]")
     assert answer(port, "::1") is PortAnswer.ETCD
 
 
-def test_this_machines_own_address_is_served_to_others_and_locally(
-    ensure: Callable[..., StartedEtcd | None], port: int
-) -> None:
+def test_this_machines_own_address_is_served_to_others_and_locally(start: Start, port: int) -> None:
     """Traffic to one of our own addresses does not leave the machine."""
     mine = [
         entry.address
@@ -238,6 +213,6 @@ def test_this_machines_own_address_is_served_to_others_and_locally(
     ]
     if not mine:
         pytest.skip("this machine has a loopback address only")
-    assert ensure(mine[0]) is not None
+    start(mine[0])
     assert answer(port, mine[0]) is PortAnswer.ETCD
     assert answer(port) is PortAnswer.ETCD

@@ -22,7 +22,7 @@ from tests.library.nodes import wait_until
 from tests.support.servers import find_binaries
 
 _HELPER = "sleep 1000 >/dev/null 2>&1 & echo $! >>{pids}"
-_VERSION = "case $1 in --version) echo 'etcd Version: 3.5.9'; exit;; --help) exit;; esac"
+_VERSION = "case $1 in --version) echo 'etcd Version: 3.5.9'; exit;; esac"
 
 
 class Helpers:
@@ -65,11 +65,13 @@ def test_a_child_that_a_version_check_leaves_is_ended(tmp_path: Path, helpers: H
     helpers.wait_for_end()
 
 
-def test_a_crash_leaves_no_child(
+def test_a_crash_is_quoted_and_leaves_no_child(
     tmp_path: Path, helpers: Helpers, scratch: Path, port: int
 ) -> None:
-    path = script(tmp_path / "crashes", f"{_VERSION}; {helpers.start}; echo fatal; exit 1")
-    with pytest.raises(EmbeddedEtcdError, match="fatal"):
+    path = script(
+        tmp_path / "crashes", f"{_VERSION}; {helpers.start}; echo 'fatal: on fire'; exit 1"
+    )
+    with pytest.raises(EmbeddedEtcdError, match=r"did not start.*fatal: on fire"):
         ensure_etcd(settings(f"127.0.0.1:{port}"), environment(path, scratch))
     helpers.wait_for_end()
     assert list(scratch.iterdir()) == []

@@ -8,18 +8,17 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
-import psutil
 import pytest
 
 from rdzv_etcd.embedded.port import PortListener, listeners, reached_by
-from rdzv_etcd.embedded.start import StartedEtcd, ensure_etcd
+from rdzv_etcd.embedded.start import ensure_etcd
 from rdzv_etcd.errors import EmbeddedEtcdError, EtcdAuthError
 from rdzv_etcd.world.group import Group
 from tests.embedded.agents import NOBODY, answer, has_ended, settings, wait_for_end
-from tests.embedded.conftest import Agents
+from tests.embedded.conftest import Agents, Ensure, Start
 from tests.library.nodes import wait_until
 from tests.support.gateway import Gateway, GatewayError
 from tests.support.servers import EtcdServer
@@ -65,11 +64,11 @@ def stranger(port: int, behind: int) -> Iterator[None]:
             process.kill()
 
 
-def test_with_a_password_nobody_gets_in_without_it(
-    ensure: Callable[..., StartedEtcd | None], port: int
-) -> None:
-    started = ensure(login=LOGIN)
-    assert started is not None
+def test_with_a_password_nobody_gets_in_without_it(start: Start, ensure: Ensure, port: int) -> None:
+    supervisor = start(login=LOGIN)
+    for process in (supervisor, *supervisor.children()):
+        assert LOGIN[1] not in " ".join(process.cmdline())
+        assert LOGIN[1] not in json.dumps(process.environ())
     gateway = Gateway("127.0.0.1", port)
     with pytest.raises(GatewayError, match="user name is empty"):
         gateway.put(b"/rdzv_etcd/job/ctl/round", b"mine")
@@ -84,20 +83,11 @@ def test_with_a_password_nobody_gets_in_without_it(
     with pytest.raises(EtcdAuthError, match="refused the user name or password") as caught:
         Group(settings(f"127.0.0.1:{port}", login=("ann", "an0ther-word")))
     assert "an0ther-word" not in str(caught.value)
+    with Group(settings(f"127.0.0.1:{port}", login=LOGIN)) as group:
+        assert group.join(60).size == 1
 
 
-def test_no_process_shows_the_password(ensure: Callable[..., StartedEtcd | None]) -> None:
-    started = ensure(login=LOGIN)
-    assert started is not None
-    supervisor = psutil.Process(started.supervisor_pid)
-    for process in (supervisor, *supervisor.children()):
-        assert LOGIN[1] not in " ".join(process.cmdline())
-        assert LOGIN[1] not in json.dumps(process.environ())
-
-
-def test_there_is_no_moment_in_which_it_is_open(
-    ensure: Callable[..., StartedEtcd | None], port: int
-) -> None:
+def test_there_is_no_moment_in_which_it_is_open(start: Start, port: int) -> None:
     """The users are made before etcd listens where others reach it."""
     stop, refused, let_in = threading.Event(), threading.Event(), threading.Event()
 
@@ -115,7 +105,7 @@ def test_there_is_no_moment_in_which_it_is_open(
     intruder = threading.Thread(target=intrude)
     intruder.start()
     try:
-        assert ensure(login=("root", "s3cret")) is not None
+        start(login=("root", "s3cret"))
         assert refused.wait(60)
     finally:
         stop.set()
@@ -123,28 +113,23 @@ def test_there_is_no_moment_in_which_it_is_open(
     assert not let_in.is_set()
 
 
-def test_users_outlast_a_crash_of_etcd_and_it_still_ends_by_itself(
-    ensure: Callable[..., StartedEtcd | None], port: int
+def test_users_and_data_outlast_a_crash_of_etcd_and_it_still_ends_by_itself(
+    start: Start, port: int
 ) -> None:
-    started = ensure(login=LOGIN)
-    assert started is not None
-    supervisor = psutil.Process(started.supervisor_pid)
+    supervisor = start(login=LOGIN)
     gateway = Gateway("127.0.0.1", port)
     gateway.log_in_as(*LOGIN)
     lease_id = int(gateway.call("/v3/lease/grant", {"TTL": 60})["ID"])
+    gateway.put(b"k", b"v", lease_id)
     (etcd,) = supervisor.children()
     etcd.kill()
     wait_until("etcd is back", lambda: has_ended(etcd) and answer(port).name == "ETCD")
     with pytest.raises(GatewayError, match="user name is empty"):
         Gateway("127.0.0.1", port).keys()
+    gateway.log_in_as(*LOGIN)
+    assert gateway.keys()[b"k"].lease_id == lease_id
     gateway.revoke(lease_id)
     wait_for_end(supervisor)
-
-
-def test_nodes_with_the_password_meet(ensure: Callable[..., StartedEtcd | None], port: int) -> None:
-    assert ensure(login=LOGIN) is not None
-    with Group(settings(f"127.0.0.1:{port}", login=LOGIN)) as group:
-        assert group.join(60).size == 1
 
 
 def test_an_open_etcd_is_refused_by_who_has_a_password(etcd_server: EtcdServer) -> None:

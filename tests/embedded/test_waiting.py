@@ -5,23 +5,19 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Callable
 
 import pytest
 
 from rdzv_etcd.embedded.port import PortAnswer, probe
 from rdzv_etcd.embedded.program import take_lock
-from rdzv_etcd.embedded.start import StartedEtcd
 from rdzv_etcd.settings import Endpoint
-from tests.embedded.conftest import Agents
+from tests.embedded.conftest import Agents, Start
 from tests.support.processes import free_port
 
 
-def test_each_cause_of_waiting_is_told_within_seconds(
-    agents: Agents, ensure: Callable[..., StartedEtcd | None], port: int
-) -> None:
+def test_each_cause_of_waiting_is_told_within_seconds(agents: Agents, start: Start) -> None:
     """None of them causes traffic: an empty label is no name, and lo has no such neighbour."""
-    assert ensure(embed_grace=60) is not None
+    start(embed_grace=60)
     kept = free_port()
     with take_lock(kept):
         told = {
@@ -42,19 +38,12 @@ def test_each_cause_of_waiting_is_told_within_seconds(
 
 @pytest.mark.parametrize("host", ["127.1", "0.0.0.0"])
 def test_an_etcd_that_other_machines_cannot_reach_is_told_to_who_expects_several(
-    ensure: Callable[..., StartedEtcd | None], caplog: pytest.LogCaptureFixture, host: str
+    start: Start, caplog: pytest.LogCaptureFixture, host: str
 ) -> None:
-    assert ensure(host, max_nodes=3) is not None
+    start(host, max_nodes=3)
     (record,) = [it for it in caplog.records if "no other machine can reach" in it.getMessage()]
     assert record.levelname == "WARNING"
     assert "if the 3 nodes of job 'job' are not all on this machine" in record.getMessage()
-
-
-def test_a_single_node_is_told_nothing(
-    ensure: Callable[..., StartedEtcd | None], caplog: pytest.LogCaptureFixture
-) -> None:
-    assert ensure() is not None
-    assert [record for record in caplog.records if record.levelname == "WARNING"] == []
 
 
 @pytest.mark.parametrize("at_once", [0, 41], ids=["from the head on", "once its head is sent"])
