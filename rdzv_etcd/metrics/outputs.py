@@ -1,7 +1,7 @@
 """Where the metrics of one node are shown: a text file, a port, or both.
 
-prometheus_client writes the file and serves the port. The file is written on a thread of its own,
-and only if there is one: a file system that does not answer must not keep a node's event loop from
+prometheus_client writes the file and serves the port. After the first time, the file is written on
+a thread of its own: a file system that does not answer must not keep a node's event loop from
 renewing its lease.
 """
 
@@ -12,8 +12,6 @@ import contextlib
 import logging
 import socket
 import threading
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeoutError
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +24,6 @@ from rdzv_etcd.settings import Settings
 
 _log = logging.getLogger("rdzv_etcd")
 
-_START_LIMIT_S = 10.0
-"""A file system that takes longer for the first write is refused."""
 _END_LIMIT_S = 5.0
 """How long closing waits for the last write."""
 
@@ -38,8 +34,7 @@ class Outputs:
     def __init__(
         self, recorder: PrometheusRecorder, settings: Settings, same_interface_as: socket.socket
     ) -> None:
-        """The port listens at the address of the given socket. Blocks for some seconds if a file
-        system does not answer. Raises SettingsError."""
+        """The port listens at the address of the given socket. Raises SettingsError."""
         self._file: TextFile | None = None
         self._server: Any = None
         job = f"[job {settings.job_id}]"
@@ -85,21 +80,13 @@ class TextFile:
         self._job = job
         self._news = threading.Event()
         self._ending = False
-        self._first: Future[None] = Future()
-        """Done when the file was written for the first time."""
         if path.exists() and not path.is_file():
             raise self._refused("it exists and is not a file")
-        self._thread = begun_in_thread(self._run, "rdzv-etcd metrics")
         try:
-            self._first.result(_START_LIMIT_S)
-        except FutureTimeoutError:
-            self._ending = True
-            self._news.set()
-            raise self._refused(
-                f"its file system has not answered for {_START_LIMIT_S:g} s"
-            ) from None
+            self._write()
         except OSError as error:
             raise self._refused(error.strerror or str(error)) from None
+        self._thread = begun_in_thread(self._run, "rdzv-etcd metrics")
 
     def changed(self) -> None:
         """Write it again soon; does not wait for that."""
@@ -124,12 +111,6 @@ class TextFile:
 
     def _run(self) -> None:
         """Write the file at every change; on the thread."""
-        try:
-            self._write()
-        except BaseException as error:  # noqa: BLE001 - raised by the constructor
-            self._first.set_exception(error)
-            return
-        self._first.set_result(None)
         logged, last = "", False
         while not last:
             self._news.wait()

@@ -106,15 +106,6 @@ METRICS = {
 }
 
 
-def metrics_table() -> str:
-    """Render the metrics as the markdown table that docs/metrics.md shows."""
-    lines = ["| metric | type | labels besides `job_id` | meaning |", "| --- | --- | --- | --- |"]
-    for name, metric in METRICS.items():
-        label = "" if metric.label is None else f"`{metric.label}`"
-        lines.append(f"| `{name}` | {metric.type} | {label} | {metric.help} |")
-    return "\n".join(lines) + "\n"
-
-
 class PrometheusRecorder(Recorder):
     """Keeps what a node reports."""
 
