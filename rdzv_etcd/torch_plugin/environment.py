@@ -22,14 +22,12 @@ import tempfile
 import threading
 import weakref
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 
 from rdzv_etcd.errors import SettingsError
-from rdzv_etcd.settings import Settings
 from rdzv_etcd.settings.parse import EPOCH_VARIABLE, NODE_ID_VARIABLE, PASSWORD_VARIABLE
 from rdzv_etcd.text import shown
 from rdzv_etcd.world.group import Group
@@ -51,9 +49,7 @@ _warned: set[str] = set()
 class WorkerEnvironment:
     """What the workers of one node should find in their environment. For any thread."""
 
-    def __init__(self, launch: Launch | None = None) -> None:
-        """The workers are gone when torch's ``launch``, if it is known, is over."""
-        self.launch = launch
+    def __init__(self) -> None:
         self._values: dict[str, str | None] = {}
 
     def prepare(self, epoch: int, node_id: str) -> None:
@@ -61,7 +57,6 @@ class WorkerEnvironment:
         values = {PASSWORD_VARIABLE: None, EPOCH_VARIABLE: str(epoch), NODE_ID_VARIABLE: node_id}
         with _lock:
             self._values = values
-            _forget_ended_launches()
             if self not in _in_use:
                 _in_use.append(self)
             several = len(_in_use) > 1
@@ -92,7 +87,6 @@ class WorkerEnvironment:
             if self not in _in_use:
                 return
             _in_use.remove(self)
-            _forget_ended_launches()
             if _in_use:
                 _put_in(_in_use[-1]._values)
                 return
@@ -124,11 +118,6 @@ def full_environment() -> Mapping[str, str]:
             if found.get(name) == _put.get(name):
                 found[name] = value
         return {name: value for name, value in found.items() if value is not None}
-
-
-def _forget_ended_launches() -> None:
-    """An interrupted launch does not give back, and a notebook may keep its node."""
-    _in_use[:] = [each for each in _in_use if each.launch is None or each.launch.goes_on]
 
 
 def _replace_lock() -> None:
@@ -170,55 +159,36 @@ def _fork_server_runs() -> bool:
 # --- torch's launches -----------------------------------------------------------------------------
 
 
-@dataclass(eq=False, slots=True)
-class Launch:
-    """One run of torch's ``launch_agent``. A thread runs one at a time."""
-
-    thread: int
-    job: tuple[str, str]
-    """etcd and job id."""
-    group: weakref.ref[Group] | None = None
-    """Its node's, once there is one."""
-
-    @property
-    def goes_on(self) -> bool:
-        """Whether it is not over, however it ended."""
-        last = next((each for each in reversed(_launches) if each.thread == self.thread), None)
-        return last is self and _launch_of(sys._current_frames().get(self.thread)) is not None
-
-    @property
-    def node(self) -> Group | None:
-        """Its node, unless that has left."""
-        group = None if self.group is None else self.group()
-        return None if group is None or group.has_left else group
+_nodes: dict[int, weakref.ref[Group]] = {}
+"""The node of each thread's last launch. A thread runs one launch at a time."""
 
 
-_launches: list[Launch] = []
-"""In the order in which they began: those that continue, and those that left a node behind."""
-
-
-def begin_launch(settings: Settings) -> Launch | None:
-    """Return the launch that begins here, if one does. First, nodes of the same job leave that
-    earlier launches in this process left behind, on any thread. Blocks as ``Group.leave``."""
+def end_interrupted_launches() -> None:
+    """If a launch begins here, let the nodes leave that earlier launches of this process, on any
+    thread, left behind. Blocks as ``Group.leave``."""
     if _launch_of(sys._getframe()) is None:
-        return None
-    launch = Launch(threading.get_ident(), (str(settings.connection), settings.job_id))
+        return
+    frames = sys._current_frames()
+    del frames[threading.get_ident()]  # its earlier launch is over
     with _lock:
-        _launches.append(launch)
-        ended = [each for each in _launches if not each.goes_on]
-        left_behind = [node for each in ended if each.job == launch.job and (node := each.node)]
-        for each in ended:
-            if each.job == launch.job or each.node is None:
-                _launches.remove(each)
-    for node in left_behind:
-        _log.warning(
-            "the previous launch of job %r in this process was interrupted: its node, %s, leaves "
-            "now",
-            settings.job_id,
-            node.node_id,
-        )
-        node.leave("its launch was interrupted")
-    return launch
+        over = [thread for thread in _nodes if _launch_of(frames.get(thread)) is None]
+        nodes = [_nodes.pop(thread)() for thread in over]
+    for node in nodes:
+        if node is not None and not node.has_left:
+            _log.warning(
+                "the previous launch of job %r in this process was interrupted: its node, %s, "
+                "leaves now",
+                node.job,
+                node.node_id,
+            )
+            node.leave("its launch was interrupted")
+
+
+def note_node(node: Group) -> None:
+    """Note the node of the launch that begins here, if one does."""
+    if _launch_of(sys._getframe()) is not None:
+        with _lock:
+            _nodes[threading.get_ident()] = weakref.ref(node)
 
 
 def check_log_folder(job_id: str) -> None:

@@ -8,7 +8,6 @@ import socket
 import sys
 import threading
 import time
-import weakref
 
 from torch._C._distributed_c10d import TCPStore
 from torch.distributed.elastic.events import construct_and_record_rdzv_event
@@ -29,11 +28,11 @@ from rdzv_etcd.settings.fields import DEFAULT_JOB_ID
 from rdzv_etcd.settings.options import WITHOUT_MEANING
 from rdzv_etcd.settings.parse import settings_from_config
 from rdzv_etcd.torch_plugin.environment import (
-    Launch,
     WorkerEnvironment,
-    begin_launch,
     check_log_folder,
+    end_interrupted_launches,
     full_environment,
+    note_node,
 )
 from rdzv_etcd.torch_plugin.errors import (
     Outcome,
@@ -68,8 +67,8 @@ class _GracefulExitError(RendezvousGracefulExitError, SystemExit):
 class EtcdRendezvousHandler(RendezvousHandler):
     """Torch's rendezvous contract (see ``torch.distributed.elastic.rendezvous.api``)."""
 
-    def __init__(self, settings: Settings, launch: Launch | None = None) -> None:
-        """Connect to etcd and open the session, for torch's ``launch`` if it is known.
+    def __init__(self, settings: Settings) -> None:
+        """Connect to etcd and open the session.
 
         Blocks as :class:`~rdzv_etcd.world.group.Group` does. Raises torch's
         ``RendezvousConnectionError`` or ``RendezvousStateError``.
@@ -79,7 +78,7 @@ class EtcdRendezvousHandler(RendezvousHandler):
         self._worker_store: TCPStore | None = None
         self._graceful_exit: RendezvousGracefulExitError | None = None
         self._has_had_workers = False
-        self._environment = WorkerEnvironment(launch)
+        self._environment = WorkerEnvironment()
         self._left_s: float | None = None
         """When the node left, or began to, because it was drained."""
         self._confirmed: bool | None = None
@@ -94,6 +93,7 @@ class EtcdRendezvousHandler(RendezvousHandler):
         except BaseException:
             self._signals.restore()
             raise
+        note_node(self._group)
         self._signals.be_of(self._group)
         # Also without shutdown(), which torch does not call after an interruption.
         self._group.when_left(self._environment.begin_to_give_back)
@@ -378,11 +378,8 @@ def _create(params: RendezvousParameters) -> EtcdRendezvousHandler:
             "would be the same job; give each job its own",
             params.run_id,
         )
-    launch = begin_launch(settings)
-    handler = EtcdRendezvousHandler(settings, launch)
-    if launch is not None:
-        launch.group = weakref.ref(handler._group)
-    return handler
+    end_interrupted_launches()
+    return EtcdRendezvousHandler(settings)
 
 
 def _follow_torch() -> None:

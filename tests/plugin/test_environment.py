@@ -13,7 +13,7 @@ import pytest
 
 import rdzv_etcd
 from rdzv_etcd.torch_plugin import environment
-from rdzv_etcd.torch_plugin.environment import Launch, WorkerEnvironment, full_environment
+from rdzv_etcd.torch_plugin.environment import WorkerEnvironment, full_environment
 from rdzv_etcd.torch_plugin.handler import create_handler
 from tests.library.nodes import LIMIT_S, wait_until
 from tests.plugin.handlers import QUICK, PluginJob, handlers, leave, parameters
@@ -174,26 +174,6 @@ def test_many_threads_lose_nothing_of_the_environment(monkeypatch: pytest.Monkey
     assert os.environ["RDZV_ETCD_PASSWORD"] == "sesame"
     assert os.environ["RDZV_ETCD_EPOCH"] == "7"
     assert "RDZV_ETCD_NODE_ID" not in os.environ
-
-
-def test_a_launch_of_another_job_that_was_interrupted_keeps_nothing_when_the_next_one_ends(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Its node may still be there: a notebook keeps the traceback."""
-    monkeypatch.setenv("RDZV_ETCD_PASSWORD", "sesame")
-    monkeypatch.setenv("RDZV_ETCD_EPOCH", "7")
-    over = Launch(threading.get_ident(), ("etcd", "job"))
-    assert not over.goes_on
-    interrupted, later = WorkerEnvironment(over), WorkerEnvironment()
-    interrupted.prepare(8, "one")
-    later.prepare(9, "other")
-    assert os.environ["RDZV_ETCD_EPOCH"] == "9"
-    later.give_back()
-    assert os.environ["RDZV_ETCD_EPOCH"] == "7"
-    assert os.environ["RDZV_ETCD_PASSWORD"] == "sesame"
-    interrupted.give_back()
-    interrupted.put_again()
-    assert os.environ["RDZV_ETCD_EPOCH"] == "7"
 
 
 def test_it_is_given_back_without_waiting_for_who_waits_for_this_thread(

@@ -22,9 +22,9 @@ def work(forever):
         threading.Event().wait()
     return "done"
 
-def launch(forever):
+def launch(forever, job=sys.argv[2]):
     config = LaunchConfig(
-        min_nodes=1, max_nodes=1, nproc_per_node=1, run_id=sys.argv[2], rdzv_backend="etcd3",
+        min_nodes=1, max_nodes=1, nproc_per_node=1, run_id=job, rdzv_backend="etcd3",
         rdzv_endpoint=sys.argv[1], local_addr="127.0.0.1", monitor_interval=0.1,
         rdzv_configs={"lease_ttl": 600, "timeout": 60}, start_method="spawn",
     )
@@ -39,17 +39,22 @@ if __name__ == "__main__":
         again = threading.Thread(target=lambda: print(launch(False)))
         again.start()
         again.join()
+    elif sys.argv[3] == "kept, then of another job":
+        print(launch(False, sys.argv[2] + "-2"))
+        assert "RDZV_ETCD_EPOCH" not in os.environ
     else:
         print(launch(False))
 """
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("traceback", ["kept", "dropped", "kept, then in a thread"])
-def test_an_interrupted_launch_can_be_run_again_with_the_same_id(
+@pytest.mark.parametrize(
+    "traceback", ["kept", "dropped", "kept, then in a thread", "kept, then of another job"]
+)
+def test_after_an_interrupted_launch_another_one_can_be_run(
     job: PluginJob, tmp_path: Path, traceback: str
 ) -> None:
-    """Torch does not shut the handler down; who keeps the traceback keeps the handler."""
+    """torch does not shut the handler down, and a kept traceback keeps the handler."""
     program = tmp_path / "launch.py"
     program.write_text(_PROGRAM)
     done = subprocess.run(
