@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from rdzv_etcd.arguments import KEY_SHOWN
-from rdzv_etcd.clock import Clock, race
+from rdzv_etcd.clock import Clock, abandon, race
 from rdzv_etcd.errors import (
     EtcdError,
     EtcdUnavailableError,
@@ -228,9 +228,7 @@ async def side_by_side(coros: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
     try:
         return await asyncio.gather(*tasks)
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await abandon(*tasks)
 
 
 class _Wanted:

@@ -9,11 +9,11 @@ kept in a key's version. Adding the amount that a counter was made with never co
 writers. Adding another amount, or to a number that was ``set``, re-bases the counter, guarded by
 its number; only that, ``append`` and ``compare_set`` are repeated when another writer was quicker.
 
-Requests: one for set, delete, check, get of a present key, add (two if the amount is new to the
-counter), compare_set (two on a counter), append to a new key (two otherwise); one per 100 keys for
-multi_get and multi_set, those of half a MiB side by side (:mod:`rdzv_etcd.etcd.reads`); a few for
-num_keys and list_keys. A wait takes one watch, and another read if something was written before the
-watch began.
+Requests: one for set, delete, check, get of a present key, add (two if the key holds anything but a
+counter of only that amount), compare_set (two on a counter), append to a new key (two otherwise);
+one per 100 keys for multi_get and multi_set, those of half a MiB side by side
+(:mod:`rdzv_etcd.etcd.reads`); a few for num_keys and list_keys. A wait takes one watch, and another
+read if something was written before the watch began.
 
 All ``timeout_s`` bound the whole call; ``None``: no limit on waiting, and etcd's absence is bounded
 by the connection's own limit. Every method raises :class:`~rdzv_etcd.errors.EtcdError`, and
@@ -75,7 +75,6 @@ class KeyValueStore:
         self._writes = OnceWriter(etcd, self._keys, lease_id, writer)
         self._part = PartSize()
         self._reads = Reader(etcd, clock, self._part, self._writes)
-        self._counters: dict[bytes, Counter] = {}
 
     # -- reading ----------------------------------------------------------------------------------
 
@@ -210,7 +209,6 @@ class KeyValueStore:
                 written = await self._writes.apply(self._add_body(name, amount, seen), deadline)
             kv = await self._after(name, written, deadline)
             if written.wrote and kv is not None:
-                self._remember(kv)
                 return self._number(key, kv)
             seen = kv
             deadline.require(f"add to {named_key(key)}")
@@ -239,23 +237,10 @@ class KeyValueStore:
             number = number_of(seen) or 0
             rebased = Counter(amount, number - amount * seen.version)
             return self._put_if_unchanged(name, rebased.encode(), seen)
-        if counter is None:
-            counter = self._counters.get(name)
-        # A new counter of zeros must not have a scale of zero: its version would add nothing.
-        fresh = Counter(amount) if amount else Counter(1, -1)
-        if counter is None or counter.scale != fresh.scale:
-            counter = fresh
-        if not amount:
-            return requests.create_counter(name, fresh, self._lease_id)
-        return requests.count_on(name, counter, self._lease_id, create=fresh)
-
-    def _remember(self, kv: KeyValue) -> None:
-        """Remember the form of a re-based counter: with it the next add takes one request."""
-        counter = counter_of(kv)
-        if counter is not None and counter.base:
-            self._counters[kv.key] = counter
-        else:
-            self._counters.pop(kv.key, None)
+        if not amount:  # a scale of zero would add nothing later
+            return requests.create_counter(name, Counter(1, -1), self._lease_id)
+        fresh = Counter(amount)
+        return requests.count_on(name, counter or fresh, self._lease_id, create=fresh)
 
     def _number(self, key: str, kv: KeyValue) -> int:
         number = number_of(kv)
