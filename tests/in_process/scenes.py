@@ -164,7 +164,7 @@ def rank_0_without_store(etcd: str, job: str, fate: str, awaited: Path) -> None:
             time.sleep(LIMIT_S)
 
 
-def waiting_for_rank_0(etcd: str, job: str, timeout_s: float, *, plain: bool = False) -> list[str]:
+def waiting_for_rank_0(etcd: str, job: str, timeout_s: float, plain: bool) -> list[str]:
     """The error in the making of a process group whose rank 0 serves no store."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     limit = timedelta(seconds=timeout_s)
@@ -393,8 +393,9 @@ def end(group: Group) -> None:
     group.finish()
 
 
-def by_init_method(url: str, rank: int, size: int) -> dict[str, Any]:
-    """A plain script: torch's own function, and the URL."""
+def by_init_method(etcd: str, job: str, rank: int, size: int) -> dict[str, Any]:
+    """A plain script: torch's own function, and a URL."""
+    url = f"etcd3://{etcd.removeprefix('http://')}/{job}?nodes=2&lease_ttl=5"
     dist.init_process_group("gloo", init_method=url, rank=rank, world_size=size)
     value = torch.tensor([dist.get_rank() + 1])
     dist.all_reduce(value)
@@ -404,7 +405,7 @@ def by_init_method(url: str, rank: int, size: int) -> dict[str, Any]:
     return result
 
 
-def interrupted_while_connecting() -> bool:
+def interrupted_while_connecting(_etcd: str, _job: str) -> bool:
     """A signal is raised in the wait for gloo; tells whether what gloo did then went on."""
     # It is ignored where the tests run in the background of a shell.
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -430,6 +431,6 @@ def interrupted_while_connecting() -> bool:
     return interrupted.is_set()
 
 
-def ended_without_streams() -> None:
+def ended_without_streams(_etcd: str, _job: str) -> None:
     sys.stdout = sys.stderr = None
     end_process("for a test")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import functools
 import gc
 import json
 import os
@@ -40,31 +39,49 @@ from tests.support.leaks import LeakCheck
 from tests.support.servers import EtcdServer
 
 
-@contextmanager
-def playing(tmp_path: Path, *calls: tuple[Any, ...]) -> Iterator[list[ForkServerProcess]]:
-    """A process for each call of a scene."""
-    with ExitStack() as stack:
-        processes = []
-        for place, (scene, *args) in enumerate(calls):
-            output = tmp_path / f"{place}.json"
-            process = context.Process(target=scenes.play, args=(scene, output, *args))
-            process.start()
-            stack.callback(process.close)
-            stack.callback(process.join)
-            stack.callback(process.kill)
-            processes.append(process)
-        yield processes
+class Stage:
+    """Processes that play scenes in one job."""
+
+    def __init__(self, etcd: str, job: str, folder: Path) -> None:
+        self._etcd = etcd
+        self._job = job
+        self.folder = folder
+
+    @contextmanager
+    def playing(self, *calls: tuple[Any, ...]) -> Iterator[list[ForkServerProcess]]:
+        """Start a process for each call of a scene."""
+        with ExitStack() as stack:
+            processes = []
+            for place, (scene, *args) in enumerate(calls):
+                output = self.folder / f"{place}.json"
+                process = context.Process(
+                    target=scenes.play, args=(scene, output, self._etcd, self._job, *args)
+                )
+                process.start()
+                stack.callback(process.close)
+                stack.callback(process.join)
+                stack.callback(process.kill)
+                processes.append(process)
+            yield processes
+
+    def results(self, processes: list[ForkServerProcess]) -> list[Any]:
+        """Return what those that were not killed have written."""
+        found = []
+        for place, process in enumerate(processes):
+            process.join(LIMIT_S)
+            if process.exitcode != -signal.SIGKILL:
+                assert process.exitcode == 0
+                found.append(json.loads((self.folder / f"{place}.json").read_text()))
+        return found
+
+    def outcome(self, *calls: tuple[Any, ...]) -> list[Any]:
+        with self.playing(*calls) as processes:
+            return self.results(processes)
 
 
-def results(tmp_path: Path, processes: list[ForkServerProcess]) -> list[Any]:
-    """What those that were not killed have written."""
-    found = []
-    for place, process in enumerate(processes):
-        process.join(LIMIT_S)
-        if process.exitcode != -signal.SIGKILL:
-            assert process.exitcode == 0
-            found.append(json.loads((tmp_path / f"{place}.json").read_text()))
-    return found
+@pytest.fixture
+def stage(etcd_server: EtcdServer, job_id: str, tmp_path: Path) -> Stage:
+    return Stage(etcd_server.endpoint, job_id, tmp_path)
 
 
 @pytest.mark.slow
@@ -110,15 +127,10 @@ def comes_back(job: Job, stopped: Member, moment_s: float) -> bool:
 
 
 @pytest.mark.slow
-def test_a_process_that_gloo_never_frees_ends_and_says_so(
-    etcd_server: EtcdServer, job_id: str, tmp_path: Path
-) -> None:
-    stopped, log = tmp_path / "stopped", tmp_path / "log"
-    with playing(
-        tmp_path,
-        (scenes.stopped_receiver, etcd_server.endpoint, job_id, stopped),
-        (scenes.sender, etcd_server.endpoint, job_id, stopped, log),
-    ) as (_, sender):
+def test_a_process_that_gloo_never_frees_ends_and_logs_why(stage: Stage) -> None:
+    stopped, log = stage.folder / "stopped", stage.folder / "log"
+    calls = (scenes.stopped_receiver, stopped), (scenes.sender, stopped, log)
+    with stage.playing(*calls) as (_, sender):
         sender.join(LIMIT_S)
         assert sender.exitcode == os.EX_TEMPFAIL
     said = log.read_text()
@@ -127,26 +139,18 @@ def test_a_process_that_gloo_never_frees_ends_and_says_so(
 
 
 @pytest.mark.slow
-def test_gloo_is_left_behind_where_it_waits_for_one_that_died(
-    etcd_server: EtcdServer, job_id: str, tmp_path: Path
-) -> None:
+def test_gloo_is_left_behind_where_it_waits_for_one_that_died(stage: Stage) -> None:
     """Nothing ends its wait for a connection, which would take two and a half hours."""
-    with playing(
-        tmp_path,
-        (scenes.dying_while_connecting, etcd_server.endpoint, job_id),
-        (scenes.survivor, etcd_server.endpoint, job_id),
-    ) as processes:
-        assert results(tmp_path, processes) == [[1]]
+    assert stage.outcome((scenes.dying_while_connecting,), (scenes.survivor,)) == [[1]]
 
 
-def test_an_interrupt_while_gloo_connects_ends_only_the_wait(tmp_path: Path) -> None:
-    """gloo connects then, and the process goes on."""
-    with playing(tmp_path, (scenes.interrupted_while_connecting,)) as processes:
-        assert results(tmp_path, processes) == [True]
+def test_an_interrupt_while_gloo_connects_ends_only_the_wait(stage: Stage) -> None:
+    """gloo connects then, and the process continues."""
+    assert stage.outcome((scenes.interrupted_while_connecting,)) == [True]
 
 
-def test_a_process_without_any_streams_can_be_ended(tmp_path: Path) -> None:
-    with playing(tmp_path, (scenes.ended_without_streams,)) as (process,):
+def test_a_process_without_any_streams_can_be_ended(stage: Stage) -> None:
+    with stage.playing((scenes.ended_without_streams,)) as (process,):
         process.join(LIMIT_S)
         assert process.exitcode == os.EX_TEMPFAIL
 
@@ -177,21 +181,13 @@ def test_a_collective_is_seen_while_it_lasts() -> None:
 
 
 @pytest.mark.slow
-def test_a_collective_may_take_longer_than_a_connection(
-    etcd_server: EtcdServer, job_id: str, tmp_path: Path
-) -> None:
-    call = (scenes.slow_member, etcd_server.endpoint, job_id, 7.0)
-    with playing(tmp_path, call, call) as processes:
-        assert results(tmp_path, processes) == [6.0, 6.0]
+def test_a_collective_may_take_longer_than_a_connection(stage: Stage) -> None:
+    assert stage.outcome(*[(scenes.slow_member, 7.0)] * 2) == [6.0, 6.0]
 
 
-def test_a_process_group_that_one_member_could_not_make_before_does_no_harm(
-    etcd_server: EtcdServer, job_id: str, tmp_path: Path
-) -> None:
+def test_a_process_group_that_one_member_could_not_make_before_does_no_harm(stage: Stage) -> None:
     """torch counts it, and would look for the others under another number from then on."""
-    calls = [(scenes.failed_before, etcd_server.endpoint, job_id, failed) for failed in (0, 1)]
-    with playing(tmp_path, *calls) as processes:
-        assert results(tmp_path, processes) == [2.0, 2.0]
+    assert stage.outcome((scenes.failed_before, 0), (scenes.failed_before, 1)) == [2.0, 2.0]
 
 
 @pytest.mark.slow
@@ -202,13 +198,9 @@ def test_a_process_group_that_one_member_could_not_make_before_does_no_harm(
         (1, "waiting for all members to make the process group: 1 of 2 are here"),
     ],
 )
-def test_a_late_member_is_waited_for_and_that_is_said(
-    etcd_server: EtcdServer, job_id: str, tmp_path: Path, late: int, line: str
-) -> None:
-    call = (scenes.late_member, etcd_server.endpoint, job_id, late, 12.0)
-    with playing(tmp_path, call, call) as processes:
-        said = ["".join(lines) for lines in results(tmp_path, processes)]
-    assert any(line in s for s in said)
+def test_a_wait_for_a_late_member_is_logged(stage: Stage, late: int, line: str) -> None:
+    said = stage.outcome(*[(scenes.late_member, late, 12.0)] * 2)
+    assert any(line in "".join(lines) for lines in said)
 
 
 @pytest.mark.slow
@@ -225,53 +217,36 @@ def test_a_late_member_is_waited_for_and_that_is_said(
     ],
 )
 def test_nobody_waits_for_a_store_that_rank_0_does_not_serve(
-    etcd_server: EtcdServer, job_id: str, tmp_path: Path, fate: str, plain: bool, error: str
+    stage: Stage, fate: str, plain: bool, error: str
 ) -> None:
     """Its port listens from the beginning: torch's client, once connected, waits for the first
     answer without a limit. One that falls silent has accepted the connection."""
+    awaited = stage.folder / "awaited"
     limit_s = 3.0 if fate == "is late" else 10 * LIMIT_S
-    with playing(
-        tmp_path,
-        (waiting(plain), etcd_server.endpoint, job_id, limit_s),
-        (scenes.rank_0_without_store, etcd_server.endpoint, job_id, fate, tmp_path / "awaited"),
-    ) as processes:
-        ((name, text),) = results(tmp_path, processes[:1])
-    assert (tmp_path / "awaited").exists()
+    waits = scenes.waiting_for_rank_0, limit_s, plain
+    with stage.playing(waits, (scenes.rank_0_without_store, fate, awaited)) as processes:
+        ((name, text),) = stage.results(processes[:1])
+    assert awaited.exists()
     assert name == error, text
 
 
-def waiting(plain: bool) -> Callable[..., list[str]]:
-    return functools.partial(scenes.waiting_for_rank_0, plain=plain)
-
-
-def test_an_interrupt_ends_the_wait_for_rank_0_at_once(
-    etcd_server: EtcdServer, job_id: str, tmp_path: Path
-) -> None:
-    awaited = tmp_path / "awaited"
-    with playing(
-        tmp_path,
-        (waiting(plain=False), etcd_server.endpoint, job_id, 10 * LIMIT_S),
-        (scenes.rank_0_without_store, etcd_server.endpoint, job_id, "is late", awaited),
-    ) as processes:
+def test_an_interrupt_ends_the_wait_for_rank_0_at_once(stage: Stage) -> None:
+    awaited = stage.folder / "awaited"
+    waits = scenes.waiting_for_rank_0, 10 * LIMIT_S, False
+    with stage.playing(waits, (scenes.rank_0_without_store, "is late", awaited)) as processes:
         wait_until("rank 0 is waited for", awaited.exists)
         interrupt(processes[0])
-        assert results(tmp_path, processes[:1]) == [["KeyboardInterrupt", ""]]
+        assert stage.results(processes[:1]) == [["KeyboardInterrupt", ""]]
 
 
 @pytest.mark.slow
-def test_an_interrupt_ends_the_wait_for_another_member_at_once(
-    etcd_server: EtcdServer, job_id: str, tmp_path: Path
-) -> None:
+def test_an_interrupt_ends_the_wait_for_another_member_at_once(stage: Stage) -> None:
     """Rank 0, which serves the store, waits in torch's code."""
-    waits = tmp_path / "waits"
-    with playing(
-        tmp_path,
-        (scenes.rank_0_waits, etcd_server.endpoint, job_id, waits),
-        (scenes.late_rank_1, etcd_server.endpoint, job_id),
-    ) as processes:
+    waits = stage.folder / "waits"
+    with stage.playing((scenes.rank_0_waits, waits), (scenes.late_rank_1,)) as processes:
         wait_until("rank 1 is waited for", waits.exists)
         interrupt(processes[0])
-        assert results(tmp_path, processes[:1]) == ["KeyboardInterrupt"]
+        assert stage.results(processes[:1]) == ["KeyboardInterrupt"]
 
 
 def interrupt(process: ForkServerProcess) -> None:
@@ -279,100 +254,69 @@ def interrupt(process: ForkServerProcess) -> None:
     os.kill(process.pid, signal.SIGINT)
 
 
-def test_nobody_waits_for_one_that_has_left(
-    etcd_server: EtcdServer, job_id: str, tmp_path: Path
-) -> None:
-    call = (scenes.leaving_member, etcd_server.endpoint, job_id, tmp_path / "done")
-    with playing(tmp_path, call, call) as processes:
-        _, (said, took_s) = sorted(results(tmp_path, processes))
+def test_nobody_waits_for_one_that_has_left(stage: Stage) -> None:
+    call = scenes.leaving_member, stage.folder / "done"
+    _, (said, took_s) = sorted(stage.outcome(call, call))
     assert "enough" in said
     assert "Connection closed" in said
     assert took_s < 25.0  # it would be 30 s if the member could still take part
 
 
-def test_who_calls_something_else_is_named(
-    etcd_server: EtcdServer, job_id: str, tmp_path: Path
-) -> None:
-    call = (scenes.other_exchange, etcd_server.endpoint, job_id)
-    with playing(tmp_path, call, call) as processes:
-        said = "".join(results(tmp_path, processes))
+def test_a_member_that_calls_something_else_is_named(stage: Stage) -> None:
+    said = "".join(stage.outcome(*[(scenes.other_exchange,)] * 2))
     assert "rank 1 gave b'7' instead of its progress" in said
 
 
-def test_a_member_s_own_mistake_ends_that_member_only(
-    etcd_server: EtcdServer, job_id: str, tmp_path: Path
-) -> None:
-    call = (scenes.wrong_member, etcd_server.endpoint, job_id)
-    with playing(tmp_path, call, call, call) as processes:
-        seen = sorted(results(tmp_path, processes), key=lambda one: len(one["sizes"]))
+def test_a_member_s_own_mistake_ends_that_member_only(stage: Stage) -> None:
+    seen = sorted(stage.outcome(*[(scenes.wrong_member,)] * 3), key=lambda one: len(one["sizes"]))
     assert [one["sizes"] for one in seen] == [[3], [3, 2], [3, 2]]
     assert "size" in seen[0]["error"]
     assert [one["error"] for one in seen[1:]] == [None, None]
 
 
-def test_a_member_is_lost_where_torch_looks_at_every_collective(
-    etcd_server: EtcdServer, job_id: str, tmp_path: Path
-) -> None:
-    calls = [(scenes.in_detail, etcd_server.endpoint, job_id, dies) for dies in (False, True)]
-    with playing(tmp_path, *calls) as processes:
-        ((before, said, is_of_the_world, after),) = results(tmp_path, processes)
+def test_a_member_is_lost_where_torch_looks_at_every_collective(stage: Stage) -> None:
+    ((before, said, is_of_the_world, after),) = stage.outcome(
+        (scenes.in_detail, False), (scenes.in_detail, True)
+    )
     assert (before, after) == (2, 1)
     assert is_of_the_world, said
 
 
-def test_an_error_may_come_before_it_is_known_that_a_member_is_gone(
-    etcd_server: EtcdServer, job_id: str, tmp_path: Path
-) -> None:
-    with playing(
-        tmp_path,
-        (scenes.dying_after_the_other, etcd_server.endpoint, job_id),
-        (scenes.raising_before, etcd_server.endpoint, job_id),
-    ) as processes:
-        assert results(tmp_path, processes) == [[2, 1]]
+def test_an_error_may_come_before_it_is_known_that_a_member_is_gone(stage: Stage) -> None:
+    assert stage.outcome((scenes.dying_after_the_other,), (scenes.raising_before,)) == [[2, 1]]
 
 
-def test_a_drained_member_leaves_and_the_others_go_on(
-    etcd_server: EtcdServer, job_id: str, tmp_path: Path
-) -> None:
-    call = (scenes.drained_member, etcd_server.endpoint, job_id)
-    with playing(tmp_path, call, call, call) as processes:
-        assert sorted(results(tmp_path, processes)) == [[3], [3, 2], [3, 2]]
+def test_a_drained_member_leaves_and_the_others_continue(stage: Stage) -> None:
+    assert sorted(stage.outcome(*[(scenes.drained_member,)] * 3)) == [[3], [3, 2], [3, 2]]
 
 
-def test_ddp_is_made_anew_in_each_world(
-    etcd_server: EtcdServer, job_id: str, tmp_path: Path
-) -> None:
-    stop, progress = tmp_path / "stop", [tmp_path / f"progress{place}" for place in range(3)]
-    calls = [
-        (scenes.parallel_training, etcd_server.endpoint, job_id, file, stop) for file in progress
-    ]
+def test_ddp_is_made_anew_in_each_world(stage: Stage) -> None:
+    stop = stage.folder / "stop"
+    progress = [stage.folder / f"progress{place}" for place in range(3)]
 
     def await_size(size: int, files: list[Path]) -> None:
-        until_s = time.monotonic() + LIMIT_S
-        while not all(f.exists() and f" {size} " in f.read_text() for f in files):
-            assert time.monotonic() < until_s
-            time.sleep(0.02)  # files send no event
+        wait_until(
+            f"a world of {size}",
+            lambda: all(file.exists() and f" {size} " in file.read_text() for file in files),
+            LIMIT_S,
+        )
 
-    with playing(tmp_path, *calls) as processes:
+    with stage.playing(*[(scenes.parallel_training, file, stop) for file in progress]) as processes:
         await_size(3, progress)
         processes[1].kill()
         await_size(2, [progress[0], progress[2]])
         stop.touch()
-        one, other = results(tmp_path, processes)
+        one, other = stage.results(processes)
     assert one == other
     assert one["step"] > 1
 
 
 @pytest.mark.parametrize("ranks", [(1, 0), (-1, -1)], ids=["ranks given", "ranks by the group"])
 def test_a_plain_script_forms_its_process_group_through_etcd(
-    etcd_server: EtcdServer, job_id: str, tmp_path: Path, ranks: tuple[int, int]
+    stage: Stage, ranks: tuple[int, int]
 ) -> None:
-    target = etcd_server.endpoint.removeprefix("http://")
-    url = f"etcd3://{target}/{job_id}?nodes=2&lease_ttl=5"
     size = 2 if ranks[0] >= 0 else -1
-    calls = [(scenes.by_init_method, url, rank, size) for rank in ranks]
-    with playing(tmp_path, *calls) as processes:
-        seen = results(tmp_path, processes)
+    seen = stage.outcome(*[(scenes.by_init_method, rank, size) for rank in ranks])
     assert sorted(one["rank"] for one in seen) == [0, 1]
     assert all(one["size"] == 2 and one["sum"] == 3 for one in seen)
     if ranks[0] >= 0:
