@@ -147,11 +147,11 @@ class EtcdProcess:
         deadline = time.monotonic() + START_LIMIT_S
         while not self._healthy():
             if not self.running:
-                raise StartError(f"{self._plan.binary} ended at once: {self._last_words()}")
+                raise StartError(f"{self._plan.binary} ended at once: {self._cause()}")
             if time.monotonic() > deadline:
                 raise StartError(
                     f"{self._plan.binary} does not answer after {START_LIMIT_S:g} s: "
-                    f"{self._last_words()}"
+                    f"{self._cause()}"
                 )
             if asks_to_stop(wait_for_signal(0.05)):
                 raise StopRequestedError("a signal asked for its end before it was up")
@@ -178,8 +178,8 @@ class EtcdProcess:
         self._libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, UNBLOCKED)
 
-    def _last_words(self) -> str:
-        return last_words(os.pread(self._log, _LARGEST_LOG, 0).decode(errors="replace"))
+    def _cause(self) -> str:
+        return cause_in_log(os.pread(self._log, _LARGEST_LOG, 0).decode(errors="replace"))
 
     # -- requests ---------------------------------------------------------------------------------
 
@@ -201,7 +201,7 @@ class EtcdProcess:
             ]
         for path, body in (*requests, ("enable", {})):
             if self._ask(f"/v3/auth/{path}", body, _USER_LIMIT_S) is None:
-                raise StartError(f"its users cannot be created ({path}): {self._last_words()}")
+                raise StartError(f"its users cannot be created ({path}): {self._cause()}")
         return admin
 
     def _healthy(self) -> bool:
@@ -329,7 +329,7 @@ _DULL = frozenset({"level", "ts", "caller", "msg", "stacktrace"})
 _TROUBLE = re.compile(r"error|fatal|panic|in use|denied|no space|too many", re.IGNORECASE)
 
 
-def last_words(log: str) -> str:
+def cause_in_log(log: str) -> str:
     """Return the line that explains the end best: printable, at most some 400 characters.
 
     A log's last lines are Go's stack trace; the cause stands some lines before.

@@ -78,126 +78,108 @@ def ensure_etcd(settings: Settings, environ: Mapping[str, str] | None = None) ->
     """
     if not settings.embed:
         return None
-    return _Ensure(settings, os.environ if environ is None else environ).run()
-
-
-class _Ensure:
-    """One call: what it has seen and done so far."""
-
-    def __init__(self, settings: Settings, environ: Mapping[str, str]) -> None:
-        self._settings = settings
-        self._environ = environ
-        self._endpoint = _single_endpoint(settings)
-        self._where = str(settings.connection)
-        self._limit_s = settings.timing.join_timeout_s
-        self._began = time.monotonic()
-        self._lines = LineTimes()
-        self._silent_since: float | None = None
-        self._next_start = 0.0
-
-    def run(self) -> StartedEtcd | None:
-        pause_s = _FIRST_PAUSE_S
-        while True:
-            found = probe(self._endpoint, _PROBE_TIMEOUT_S)
-            if found.answer is PortAnswer.ETCD:
-                check_owner(self._endpoint, own_addresses(self._endpoint.host))
-                check_closed(self._settings.connection, _PROBE_TIMEOUT_S)
-                return None
-            self._refuse_strangers(found.answer)
-            if found.answer is PortAnswer.NOTHING:
-                started = self._start_if_ours()
+    environ = os.environ if environ is None else environ
+    endpoint, where = _single_endpoint(settings), str(settings.connection)
+    limit_s = settings.timing.join_timeout_s
+    began_s, lines = time.monotonic(), LineTimes()
+    silent_since_s, next_start_s, pause_s = None, began_s, _FIRST_PAUSE_S
+    while True:
+        found, now_s = probe(endpoint, _PROBE_TIMEOUT_S), time.monotonic()
+        if found.answer is PortAnswer.ETCD:
+            check_owner(endpoint, own_addresses(endpoint.host))
+            check_closed(settings.connection, _PROBE_TIMEOUT_S)
+            return None
+        _refuse_strangers(where, found.answer)
+        if found.answer is not PortAnswer.SILENCE or is_locked(endpoint.port):
+            silent_since_s = None
+        elif silent_since_s is None:
+            silent_since_s = now_s
+        elif now_s - silent_since_s > settings.connection.connect_timeout_s:
+            raise EmbeddedEtcdError(
+                f"{where}: {found.answer.value} (waited "
+                f"{settings.connection.connect_timeout_s:g} s for etcd to answer)"
+            )
+        if found.answer is PortAnswer.NOTHING and now_s >= next_start_s:
+            addresses = () if is_locked(endpoint.port) else own_addresses(endpoint.host)
+            if addresses:
+                next_start_s = now_s + _RETRY_START_S
+                started = _start(settings, addresses, environ, began_s + limit_s)
                 if started is not None:
                     return started
-            waited_s = time.monotonic() - self._began
-            if waited_s > self._limit_s:
-                raise EmbeddedEtcdError(
-                    f"no etcd answered at {self._where} within {self._limit_s:g} s: "
-                    f"{_why_none_answers(self._endpoint, found)}"
-                )
-            if pause_s == _FIRST_PAUSE_S:
-                log.info(
-                    "waiting up to %g s for the etcd at %s, which a node on the machine %s starts",
-                    self._limit_s,
-                    self._where,
-                    self._endpoint.host,
-                )
-            if self._lines.is_due(waited_s):
-                log.warning(
-                    "waiting %d s (of %g) for the etcd at %s: %s",
-                    waited_s,
-                    self._limit_s,
-                    self._where,
-                    _why_none_answers(self._endpoint, found),
-                )
-            time.sleep(pause_s)  # there is no process yet that could announce the start
-            pause_s = min(_LONGEST_PAUSE_S, pause_s * 1.5)
-
-    def _start_if_ours(self) -> StartedEtcd | None:
-        """Start it if the endpoint is this machine's and no other process here does so already."""
-        if time.monotonic() < self._next_start or is_locked(self._endpoint.port):
-            return None
-        addresses = own_addresses(self._endpoint.host)
-        if not addresses:
-            return None
-        self._next_start = time.monotonic() + _RETRY_START_S
-        binary = find_binary(self._environ)
-        deadline = self._began + self._limit_s
-        report = launch(self._settings, binary, addresses, self._environ, deadline)
-        if report["outcome"] == "failed":
-            self._accept_other(report["detail"])
-            return None
-        if report["outcome"] == "taken":
-            return None
-        log.info(
-            "started an embedded etcd %s (%s, supervisor pid %s) at %s; it stops by itself %g s "
-            "after the last node has left",
-            binary.version,
-            binary.path,
-            report["detail"],
-            self._where,
-            self._settings.embed_grace_s,
-        )
-        most = self._settings.job.max_nodes
-        if most > 1 and is_loopback(self._endpoint.host):
+        waited_s = time.monotonic() - began_s
+        if waited_s > limit_s:
+            raise EmbeddedEtcdError(
+                f"no etcd answered at {where} within {limit_s:g} s: "
+                f"{_why_none_answers(endpoint, found)}"
+            )
+        if pause_s == _FIRST_PAUSE_S:
+            log.info(
+                "waiting up to %g s for the etcd at %s, which a node on the machine %s starts",
+                limit_s,
+                where,
+                endpoint.host,
+            )
+        if lines.is_due(waited_s):
             log.warning(
-                "started an etcd at %s, which no other machine can reach by that endpoint: if the "
-                "%d nodes of job %r are not all on this machine, each machine now has an etcd of "
-                "its own; name one of the machines in --rdzv-endpoint",
-                self._where,
-                most,
-                self._settings.job_id,
+                "waiting %d s (of %g) for the etcd at %s: %s",
+                waited_s,
+                limit_s,
+                where,
+                _why_none_answers(endpoint, found),
             )
-        return StartedEtcd(binary.path, int(report["detail"]))
+        time.sleep(pause_s)  # there is no process yet that could announce the start
+        pause_s = min(_LONGEST_PAUSE_S, pause_s * 1.5)
 
-    def _accept_other(self, problem: str) -> None:
-        """A failed start is no failure if another process's etcd took the port meanwhile."""
-        answer = probe(self._endpoint, _PROBE_TIMEOUT_S).answer
+
+def _start(
+    settings: Settings,
+    addresses: tuple[str, ...],
+    environ: Mapping[str, str],
+    deadline_s: float,
+) -> StartedEtcd | None:
+    """Start it at this machine's ``addresses``; return ``None`` if another process has meanwhile,
+    or is about to."""
+    endpoint, where = settings.connection.endpoints[0], str(settings.connection)
+    binary = find_binary(environ)
+    report = launch(settings, binary, addresses, environ, deadline_s)
+    if report["outcome"] == "failed":
+        answer = probe(endpoint, _PROBE_TIMEOUT_S).answer
         if answer is PortAnswer.ETCD:
-            return
-        self._refuse_strangers(answer)
-        raise EmbeddedEtcdError(f"the embedded etcd did not start at {self._where}: {problem}")
+            return None
+        _refuse_strangers(where, answer)
+        raise EmbeddedEtcdError(f"the embedded etcd did not start at {where}: {report['detail']}")
+    if report["outcome"] == "taken":
+        return None
+    log.info(
+        "started an embedded etcd %s (%s, supervisor pid %s) at %s; it stops by itself %g s "
+        "after the last node has left",
+        binary.version,
+        binary.path,
+        report["detail"],
+        where,
+        settings.embed_grace_s,
+    )
+    most = settings.job.max_nodes
+    if most > 1 and is_loopback(endpoint.host):
+        log.warning(
+            "started an etcd at %s, which no other machine can reach by that endpoint: if the "
+            "%d nodes of job %r are not all on this machine, each machine now has an etcd of "
+            "its own; name one of the machines in --rdzv-endpoint",
+            where,
+            most,
+            settings.job_id,
+        )
+    return StartedEtcd(binary.path, int(report["detail"]))
 
-    def _refuse_strangers(self, answer: PortAnswer) -> None:
-        """Raise if what listens there is not etcd, or has been silent for too long."""
-        if answer is PortAnswer.TLS:
-            raise EmbeddedEtcdError(
-                f"{self._where}: {answer.value}; write https:// in the endpoint"
-            )
-        if answer is PortAnswer.STRANGER:
-            raise EmbeddedEtcdError(
-                f"{self._where}: {answer.value}; free the port or choose another in --rdzv-endpoint"
-            )
-        if answer is not PortAnswer.SILENCE or is_locked(self._endpoint.port):
-            self._silent_since = None
-            return
-        now = time.monotonic()
-        if self._silent_since is None:
-            self._silent_since = now
-        limit_s = self._settings.connection.connect_timeout_s
-        if now - self._silent_since > limit_s:
-            raise EmbeddedEtcdError(
-                f"{self._where}: {answer.value} (waited {limit_s:g} s for etcd to answer)"
-            )
+
+def _refuse_strangers(where: str, answer: PortAnswer) -> None:
+    """Raise if what listens there is no etcd that can be used."""
+    if answer is PortAnswer.TLS:
+        raise EmbeddedEtcdError(f"{where}: {answer.value}; write https:// in the endpoint")
+    if answer is PortAnswer.STRANGER:
+        raise EmbeddedEtcdError(
+            f"{where}: {answer.value}; free the port or choose another in --rdzv-endpoint"
+        )
 
 
 def _single_endpoint(settings: Settings) -> Endpoint:

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rdzv_etcd.embedded.child import last_words
+from rdzv_etcd.embedded.child import cause_in_log
 from rdzv_etcd.embedded.port import own_addresses
 from tests.embedded.agents import Agent, wait_for_end
 from tests.embedded.conftest import Agents
@@ -83,12 +83,14 @@ def test_it_works_where_the_only_loopback_address_is_of_ipv6(agents: Agents) -> 
 
 
 def test_a_log_without_a_cause_is_quoted_cut_and_escaped() -> None:
-    assert last_words("") == "it logged nothing"
-    assert last_words("one\ntwo\n") == "two"
-    assert last_words("panic: the disk\ngoroutine 1 [running]:\nmain.main()\n") == "panic: the disk"
-    shown = last_words("error: \x1b[2Jgone\u202e" + "x" * 5000)
+    assert cause_in_log("") == "it logged nothing"
+    assert cause_in_log("one\ntwo\n") == "two"
+    assert (
+        cause_in_log("panic: the disk\ngoroutine 1 [running]:\nmain.main()\n") == "panic: the disk"
+    )
+    shown = cause_in_log("error: \x1b[2Jgone\u202e" + "x" * 5000)
     assert shown.startswith("error: \\x1b[2Jgone\\u202ex")
     assert len(shown) < 500
     fatal = {"level": "fatal", "msg": "no", "error": "because", "stacktrace": "main.go:1"}
     warning = {"level": "warn", "msg": "slow"}
-    assert last_words(f"{json.dumps(fatal)}\n{json.dumps(warning)}\n") == "no: because"
+    assert cause_in_log(f"{json.dumps(fatal)}\n{json.dumps(warning)}\n") == "no: because"
