@@ -232,6 +232,13 @@ class Node:
             await self._context.wakeup.wait(when=lambda: self.is_gone or self.closure() is not None)
         return closure
 
+    async def drained(self) -> None:
+        """Wait until this node is being drained; raises as :meth:`changed`."""
+        member = self._member
+        while member.drain is None:
+            member.check_not_gone()
+            await self._context.wakeup.wait(when=lambda: self.is_gone or member.drain is not None)
+
     # -- taking part ----------------------------------------------------------------------------
 
     async def start(self, contact_s: float | None = None) -> None:

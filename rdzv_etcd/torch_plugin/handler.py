@@ -151,7 +151,7 @@ class EtcdRendezvousHandler(RendezvousHandler):
             listener.close()  # the worker of rank 0 will take the port
         self._environment.prepare(world.epoch, self._group.node_id)
         self._has_had_workers = True
-        self._agent_store = AgentStore(world)
+        self._agent_store = AgentStore(world, self._leave_if_drained)
         return RendezvousInfo(
             self._agent_store,
             world.rank,
@@ -168,17 +168,20 @@ class EtcdRendezvousHandler(RendezvousHandler):
         later.
         """
         with torch_errors():
-            reason = self._group.drain_reason
-            if self._left_s is None and reason is not None:
-                self._left_s = time.monotonic()
-                threading.Thread(
-                    target=self._group.leave, args=(reason,), name="rdzv-etcd drain"
-                ).start()
+            self._leave_if_drained()
             if self._left_s is not None:
                 return int(time.monotonic() >= self._left_s + _OTHERS_FIRST_S)
             if self._agent_store is not None and self._agent_store.has_lost_ranks:
                 return 1
             return self._group.waiting_count()
+
+    def _leave_if_drained(self) -> None:
+        reason = self._group.drain_reason
+        if self._left_s is None and reason is not None:
+            self._left_s = time.monotonic()
+            threading.Thread(
+                target=self._group.leave, args=(reason,), name="rdzv-etcd drain"
+            ).start()
 
     def is_closed(self) -> bool:
         """Whether this node's run is over; before it has one, whether the last one is. From memory;

@@ -34,8 +34,9 @@ class AgentSignals:
 
     def __init__(self) -> None:
         self._group: weakref.ref[Group] | None = None
-        self.drained_by: str | None = None
-        """The signal that arrived to drain this node before it existed."""
+        """``None`` until the node exists."""
+        self._drained_by: str | None = None
+        """The signal that arrived to drain the node before it existed."""
 
     def install(self) -> None:
         """Handle the signals, if this is the main thread. Idempotent."""
@@ -50,29 +51,33 @@ class AgentSignals:
     def be_of(self, group: Group) -> None:
         """Handle them for this node from now on."""
         self._group = weakref.ref(group)
-        if self.drained_by is not None:
-            group.drain(self.drained_by)
+        if self._drained_by is not None:
+            group.drain(self._drained_by)
 
     @property
-    def group(self) -> Group | None:
-        return None if self._group is None else self._group()
+    def node(self) -> Group | None:
+        """The node; ``None`` before it exists, and after it has left."""
+        group = None if self._group is None else self._group()
+        return None if group is None or group.has_left else group
 
-    @property
-    def is_to_come(self) -> bool:
-        """Whether the node does not exist yet."""
-        return self._group is None
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the node existed, and has left."""
-        return not self.is_to_come and ((group := self.group) is None or group.has_left)
+    def drain(self, name: str) -> bool:
+        """Drain the node, and return whether there is one that is drained, now or before: a second
+        request must not end the agent of a node that is already leaving."""
+        if self._group is None:
+            self._drained_by = name
+            return True
+        if (node := self.node) is not None:
+            node.drain(name)
+            return True
+        group = self._group()
+        return group is not None and group.drain_reason is not None
 
     def restore(self) -> None:
         """Stop handling them for this node, and at all after the last one. Idempotent."""
         _handled.pop(id(self), None)
         if threading.current_thread() is not threading.main_thread():
             return
-        if all(each.is_over for each in _all()):
+        if all(each._group is not None and each.node is None for each in _all()):
             for number in (DRAINS, *ENDS):
                 _stop_handling(number)
 
@@ -90,39 +95,25 @@ def _all() -> list[AgentSignals]:
 
 def _handle(number: int, _: FrameType | None) -> None:
     name = signal.Signals(number).name
-    if number != DRAINS:
-        _stop_handling(number)  # the next one ends the process at once
-        try:
-            _leave_all(name)
-        finally:
+    if number == DRAINS:
+        drained = [each.drain(name) for each in _all()]
+        if not any(drained):
+            _stop_handling(number)
             os.kill(os.getpid(), number)
-            os._exit(128 + number)  # a container's first process: no default action
-    elif not _drain_all(name):
-        _stop_handling(number)
+        return
+    _stop_handling(number)  # the next one ends the process at once
+    try:
+        _leave_all(name)
+    finally:
         os.kill(os.getpid(), number)
-
-
-def _drain_all(name: str) -> bool:
-    """Drain all nodes, and return whether there is one that is drained, now or before: a second
-    request must not end the agent of a node that is already leaving."""
-    found = False
-    for each in _all():
-        group = each.group
-        if each.is_to_come:
-            each.drained_by = name
-        elif group is not None and not group.has_left:
-            group.drain(name)
-        elif group is None or group.drain_reason is None:
-            continue
-        found = True
-    return found
+        os._exit(128 + number)  # a container's first process: no default action
 
 
 def _leave_all(why: str) -> None:
     leaving = []
-    for group in [each.group for each in _all()]:
+    for node in [each.node for each in _all()]:
         left = Latch()
-        if group is not None and group._begin_to_leave(why, left.open, process_ends=True):
+        if node is not None and node._begin_to_leave(why, left.open, process_ends=True):
             leaving.append(left)
     until_s = time.monotonic() + _LONGEST_GOODBYE_S
     for left in leaving:

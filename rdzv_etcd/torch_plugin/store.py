@@ -15,6 +15,7 @@ import functools
 import json
 import logging
 import math
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -23,19 +24,19 @@ from typing import Any, TypeVar, cast
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store, TCPStore
 
-from rdzv_etcd.arguments import encoded_key, int64
 from rdzv_etcd.errors import (
     JobClosedError,
     MisuseError,
     NotANumberError,
     RdzvEtcdError,
+    RendezvousFailedError,
     StoreLostError,
     StoreTimeoutError,
     WorldOverError,
 )
 from rdzv_etcd.runtime.listener import Listener
 from rdzv_etcd.world.round_store import TIMEOUT_S, RoundStore
-from rdzv_etcd.world.world import World, note_finished, wait_until_closed
+from rdzv_etcd.world.world import World, note_finished, wait_until_closed, when_drained
 
 T = TypeVar("T")
 
@@ -65,7 +66,7 @@ class EtcdStore(Store):
 
     def get(self, key: str) -> bytes:
         """Return the value; waits for a missing key."""
-        name = text_of(key)
+        name = _text(key)
         return self._do(lambda limit_s: self._store.get(name, limit_s, even_if_over=True))
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
@@ -92,7 +93,7 @@ class EtcdStore(Store):
     # -- writing ----------------------------------------------------------------------------------
 
     def set(self, key: str, value: str | bytes) -> None:
-        name, data = text_of(key), _bytes(value)
+        name, data = _text(key), _bytes(value)
         self._do(lambda limit_s: self._store.set(name, data, limit_s))
 
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
@@ -106,23 +107,23 @@ class EtcdStore(Store):
 
     def add(self, key: str, amount: int) -> int:
         """Add to a number (a missing key is zero) and return the sum; never counts twice."""
-        name, number = text_of(key), _int64(amount)
-        return self._do(lambda limit_s: self._store.add(name, number, limit_s))
+        name = _text(key)
+        return self._do(lambda limit_s: self._store.add(name, amount, limit_s))
 
     def append(self, key: str, value: str | bytes) -> None:
-        name, data = text_of(key), _bytes(value)
+        name, data = _text(key), _bytes(value)
         self._do(lambda limit_s: self._store.append(name, data, limit_s))
 
     def compare_set(
         self, key: str, expected_value: str | bytes, desired_value: str | bytes
     ) -> bytes:
         """Set the value if it is the expected one; return the value afterwards."""
-        name, expected, desired = text_of(key), _bytes(expected_value), _bytes(desired_value)
+        name, expected, desired = _text(key), _bytes(expected_value), _bytes(desired_value)
         return self._do(lambda limit_s: self._store.compare_set(name, expected, desired, limit_s))
 
     def delete_key(self, key: str) -> bool:
         """Delete the key; return whether it was there."""
-        name = text_of(key)
+        name = _text(key)
         return self._do(lambda limit_s: self._store.delete(name, limit_s))
 
     # -- the rest ---------------------------------------------------------------------------------
@@ -152,38 +153,30 @@ class EtcdStore(Store):
             return operation(limit_s)
         except NotANumberError:
             raise  # a ValueError, which is not etcd's fault
+        except MisuseError as error:
+            raise TypeError(str(error)) from error
         except StoreTimeoutError as error:
             raise dist.DistStoreError(str(error)) from error
         except RdzvEtcdError as error:
             raise dist.DistStoreError(f"the store on etcd failed: {error}") from error
 
 
-def text_of(key: object) -> str:
-    """Return a key as text; as in torch it may be bytes. Raises TypeError."""
-    try:
-        text = bytes(key).decode() if isinstance(key, bytes | bytearray) else key
-        encoded_key(text)
-    except (MisuseError, UnicodeDecodeError) as error:
-        raise TypeError(f"a store key must be text in UTF-8: {error}") from error
-    return cast("str", text)
-
-
 def texts_of(keys: object) -> list[str]:
-    """Return several keys as texts. Raises TypeError, also for one alone."""
-    return [text_of(key) for key in _listed(keys)]
+    """Return several keys as texts. Raises TypeError for one alone."""
+    return [_text(key) for key in _listed(keys)]
+
+
+def _text(key: object) -> str:
+    """Return a key as text; as in torch it may be bytes. What is neither is refused later."""
+    if isinstance(key, bytes | bytearray):
+        return key.decode(errors="surrogateescape")
+    return cast("str", key)
 
 
 def _listed(things: object) -> list[object]:
     if isinstance(things, str | bytes | bytearray) or not isinstance(things, Iterable):
         raise TypeError(f"a list is needed, not {type(things).__name__}")
     return list(things)
-
-
-def _int64(amount: object) -> int:
-    try:
-        return int64("the amount to add to a store key", amount)
-    except MisuseError as error:
-        raise TypeError(str(error)) from error
 
 
 def _seconds(timeout: object) -> float | None:
@@ -231,17 +224,22 @@ class AgentStore(EtcdStore):
     **After** its workers have succeeded, an agent waits for all others in torch's exit barrier
     (``_exit_barrier``), for 300 s. It does not call ``num_nodes_waiting()`` any more and will not
     join again: the other nodes are notified, and do not wait for it. Its own wait ends when the job
-    is closed, whatever world the others are in by then. If the store has lost who was counted (the
-    job lease has run out, etcd was wiped), all meet at a barrier instead, which such a loss does
-    not affect.
+    is closed, whatever world the others are in by then, and when this node is drained. If the store
+    has lost who was counted (the job lease has run out, etcd was wiped), all meet at a barrier
+    instead, which such a loss does not affect.
 
     Knows the names that torch's agent uses (torch 2.5 to 2.13); a wait under any other name ends as
     in any store.
     """
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, leave_if_drained: Callable[[], None]) -> None:
+        """``leave_if_drained``, a method, lets the node leave if it is drained. It is called in any
+        thread, and not kept alive."""
         super().__init__(world.store)
         self._world = world
+        self._leave_if_drained = _weakly(leave_if_drained)
+        self._is_leaving = False
+        """Whether this agent was drained in torch's exit barrier."""
         self._own_info: dict[str, Any] = {}
         self.has_lost_ranks = False
         """Whether the store lost data while the agents assigned ranks: this node has to re-join."""
@@ -317,9 +315,14 @@ class AgentStore(EtcdStore):
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
         """As :meth:`EtcdStore.wait`; torch's exit barrier also ends when the job is closed."""
         if texts_of(keys) == [_ALL_FINISHED]:
+            when_drained(self._world, _weakly(self._leave))
             self._do(self._wait_for_the_others, timeout)
         else:
             super().wait(keys, timeout)
+
+    def _leave(self) -> None:
+        self._is_leaving = True
+        self._leave_if_drained()
 
     def _wait_for_the_others(self, limit_s: float | None) -> None:
         try:
@@ -329,6 +332,9 @@ class AgentStore(EtcdStore):
                 self._meet_the_others(TIMEOUT_S if limit_s is None else limit_s)
         except JobClosedError:
             pass  # no other agent will finish; how the job was closed is in the log
+        except RendezvousFailedError:
+            if not self._is_leaving:
+                raise
         except StoreTimeoutError:
             if not self._world.over:
                 raise
@@ -347,6 +353,17 @@ class AgentStore(EtcdStore):
             raise
         except WorldOverError:
             wait_until_closed(self._world, limit_s)
+
+
+def _weakly(method: Callable[[], None]) -> Callable[[], None]:
+    """Return a function that calls it as long as its object lives."""
+    reference = weakref.WeakMethod(method)
+
+    def call() -> None:
+        if (found := reference()) is not None:
+            found()
+
+    return call
 
 
 # --- the workers' store ---------------------------------------------------------------------------

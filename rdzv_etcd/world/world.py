@@ -281,6 +281,13 @@ def when_over(world: World, callback: Callable[[WorldChange | None], None]) -> N
     part.begin(_until_over(part.node, seat), lambda: callback(part.node.change_of(seat)))
 
 
+def when_drained(world: World, callback: Callable[[], None]) -> None:
+    """Call ``callback`` once this node is being drained, or has left; as :func:`when_over`."""
+    part = world._part
+    part.refuse_in_child()
+    part.begin(_until_drained(part.node), callback)
+
+
 def note_finished(world: World) -> None:
     """Publish that this member's work in the world is done, so that no new world waits for it.
     Returns at once. For launchers that wait for the others to finish."""
@@ -299,6 +306,11 @@ def wait_until_closed(world: World, timeout_s: float) -> NoReturn:
     except TimeoutError as late:
         raise StoreTimeoutError(f"the job was not closed within {timeout_s:g} s") from late
     raise error
+
+
+async def _until_drained(node: Node) -> None:
+    with suppress(RendezvousFailedError):
+        await node.drained()
 
 
 async def _until_over(node: Node, seat: Seat) -> None:

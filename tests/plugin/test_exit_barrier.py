@@ -60,6 +60,20 @@ def test_the_others_form_a_world_without_a_member_that_has_finished(job: PluginJ
         assert done.shutdown()
 
 
+def test_a_finished_member_that_is_drained_leaves_at_once(job: PluginJob) -> None:
+    """It does not close the job, in which the other node still works."""
+    with job.handlers(2, "1:2", lease_ttl=600) as (done, working), ThreadPoolExecutor(1) as pool:
+        info, _ = join_all([done, working])
+        waiting = pool.submit(exit_barrier, info)
+        wait_until("the other knows", lambda: finished(job) == 1)
+        done._group.drain("maintenance")
+        waiting.result(LIMIT_S)
+        assert done.shutdown()
+        assert len(job.keys(b"nodes/")) == 1
+        assert not working.is_closed()
+        assert working.next_rendezvous().world_size == 1
+
+
 def test_a_finished_member_hears_that_the_job_has_failed(job: PluginJob) -> None:
     with job.handlers(2) as (done, failing), ThreadPoolExecutor(2) as pool:
         info, other = join_all([done, failing])
