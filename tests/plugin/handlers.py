@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from torch.distributed.elastic.rendezvous import RendezvousInfo, RendezvousParameters
@@ -73,3 +78,18 @@ def join_all(made: Sequence[EtcdRendezvousHandler]) -> list[RendezvousInfo]:
     """Let all join at the same time."""
     infos: list[RendezvousInfo] = at_once([handler.next_rendezvous for handler in made])
     return infos
+
+
+def run_program(program: str, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    """Run a Python program from a file: processes that it spawns import it."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "program.py"
+        path.write_text(program)
+        return subprocess.run(
+            [sys.executable, path, *arguments],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environ},
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=10 * LIMIT_S,
+        )

@@ -37,8 +37,10 @@ def test_a_handler_that_has_not_joined_can_close_the_job(job: PluginJob) -> None
         assert outsider.is_closed()
         for member in members:
             wait_until("the end", member.is_closed)
-            with pytest.raises(RendezvousClosedError, match="closed by the launcher"):
+            told = f"{job.id}.*closed by .* s ago.*closed by the launcher"
+            with pytest.raises(RendezvousClosedError, match=told):
                 member.next_rendezvous()
+        members[0].set_closed()  # again: nothing happens
         assert outsider.shutdown()
 
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
-from types import FrameType
 
 import pytest
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
-from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousGracefulExitError
+from torch.distributed.elastic.rendezvous import RendezvousGracefulExitError
 
 import rdzv_etcd
 from rdzv_etcd.torch_plugin.handler import EtcdRendezvousHandler
@@ -19,11 +17,7 @@ from tests.plugin.handlers import PluginJob, handlers, join_all, leave
 LONG_S = 600
 
 
-@pytest.fixture(autouse=True)
-def nobody_handles_it() -> Iterator[None]:
-    before = signal.signal(signal.SIGUSR1, signal.SIG_DFL)
-    yield
-    signal.signal(signal.SIGUSR1, before)
+pytestmark = pytest.mark.usefixtures("default_signals")
 
 
 def stop(handler: EtcdRendezvousHandler) -> None:
@@ -75,27 +69,21 @@ def _shut_down_in(handler: EtcdRendezvousHandler, fail: object) -> None:
         handler.shutdown()
 
 
-def test_workers_that_fail_while_the_node_leaves_do_not_fail_the_job(job: PluginJob) -> None:
-    """Those of the others have stopped before; no restart is left."""
+@pytest.mark.parametrize("looked", [True, False], ids=["it leaves", "its agent did not look"])
+def test_workers_that_fail_because_of_a_drain_do_not_fail_the_job(
+    job: PluginJob, looked: bool
+) -> None:
+    """No restart is left: other nodes have stopped theirs, or the scheduler has sent its signal to
+    all processes."""
     with job.handlers(2, "1:2", lease_ttl=LONG_S) as (one, two):
         join_all([one, two])
         one._group.drain("SIGUSR1")
-        wait_until("the other is told", lambda: one.num_nodes_waiting() or two.num_nodes_waiting())
+        wait_until("the node is drained", lambda: one._group.drain_reason)
+        if looked:
+            assert one.num_nodes_waiting() == 0
         with pytest.raises(RendezvousGracefulExitError, match="its workers failed meanwhile"):
             _shut_down_in(one, _workers_failed)
-        assert two.next_rendezvous().world_size == 1
-        assert not two.is_closed()
-
-
-def test_workers_that_the_signal_ended_before_their_agent_looked(job: PluginJob) -> None:
-    """As where a scheduler sends it to all processes."""
-    with job.handlers(2, "1:2", lease_ttl=LONG_S) as (one, two):
-        join_all([one, two])
-        one._group.drain("SIGUSR1")
-        wait_until("the node has heard of it", lambda: one._group.drain_reason)
-        with pytest.raises(RendezvousGracefulExitError, match="its workers failed meanwhile"):
-            _shut_down_in(one, _workers_failed)
-        wait_until("the other is told", two.num_nodes_waiting)
+        wait_until("the other sees it", two.num_nodes_waiting)
         assert two.next_rendezvous().world_size == 1
         assert not two.is_closed()
 
@@ -107,17 +95,6 @@ def test_a_drained_node_whose_workers_have_finished_finishes_the_job(job: Plugin
         wait_until("the node has heard of it", lambda: one._group.drain_reason)
         assert one.shutdown()
         assert one.is_closed()
-
-
-def test_a_signal_that_somebody_handles_or_ignores_stays_theirs(job: PluginJob) -> None:
-    def theirs(number: int, frame: FrameType | None) -> None: ...
-
-    for before in (theirs, signal.SIG_IGN):
-        signal.signal(signal.SIGUSR1, before)
-        with handlers(job.server, f"{job.id}-{before}", "1", 1) as (one,):
-            one.next_rendezvous()
-            assert signal.getsignal(signal.SIGUSR1) == before
-        assert signal.getsignal(signal.SIGUSR1) == before
 
 
 def test_the_end_of_one_node_leaves_the_others_of_its_process_to_the_signal(job: PluginJob) -> None:
@@ -143,24 +120,3 @@ def test_a_node_that_an_interrupted_launch_left_behind_keeps_no_other_from_the_s
         os.kill(os.getpid(), signal.SIGUSR1)
         wait_until("the node has heard of it", lambda: one._group.drain_reason)
         assert left_behind._group.has_left
-
-
-def test_who_takes_the_signal_afterwards_keeps_it(job: PluginJob) -> None:
-    def theirs(number: int, frame: FrameType | None) -> None: ...
-
-    with job.handlers(1) as (one,):
-        one.next_rendezvous()
-        assert signal.getsignal(signal.SIGUSR1) not in (signal.SIG_DFL, theirs)
-        signal.signal(signal.SIGUSR1, theirs)
-        leave(one)
-        assert signal.getsignal(signal.SIGUSR1) is theirs
-
-
-def test_a_gate_that_fails_is_a_rendezvous_error_that_says_why(job: PluginJob) -> None:
-    config = {"gate_command": "sh -c 'echo no GPU; exit 3'"}
-    handler = job.handler(**config)
-    try:
-        with pytest.raises(RendezvousError, match=r"its gate .* ended with exit code 3: no GPU"):
-            handler.next_rendezvous()
-    finally:
-        leave(handler)

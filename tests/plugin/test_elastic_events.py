@@ -6,19 +6,14 @@ import logging
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import pytest
 from torch.distributed.elastic import events
 from torch.distributed.elastic.events import handlers
 from torch.distributed.elastic.events.api import NodeState, RdzvEvent
-from torch.distributed.elastic.metrics import api as metrics
-from torch.distributed.elastic.metrics.api import MetricData
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousParameters
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
-from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from tests.library.nodes import LIMIT_S
 from tests.plugin.handlers import PluginJob, leave
 from tests.support.markdown import ROOT, Document
 from tests.support.processes import free_port
@@ -152,41 +147,3 @@ def test_the_document_s_example_shows_them(
         live(job.handler())
     lines = [line for line in capfd.readouterr().err.splitlines() if line.startswith("{")]
     assert len([RdzvEvent.deserialize(line) for line in lines]) == 5
-
-
-class Measured(metrics.MetricHandler):
-    def __init__(self) -> None:
-        self.values: dict[str, Any] = {}
-
-    def emit(self, metric_data: MetricData) -> None:
-        self.values[metric_data.name] = metric_data.value
-
-
-def _work() -> str:
-    return "done"
-
-
-@pytest.mark.slow
-def test_torchs_metrics_measure_the_rendezvous(job: PluginJob) -> None:
-    measured, before = Measured(), dict(metrics._metrics_map)
-    metrics.configure(measured, group="torchelastic")
-    try:
-        config = LaunchConfig(
-            min_nodes=1,
-            max_nodes=1,
-            nproc_per_node=1,
-            run_id=job.id,
-            rdzv_backend="etcd3",
-            rdzv_endpoint=job.server.endpoint,
-            rdzv_configs={"closed_ttl": 1, "ended_ttl": 1, "lease_ttl": 3, "timeout": LIMIT_S},
-            local_addr="127.0.0.1",
-            max_restarts=0,
-            monitor_interval=0.1,
-        )
-        assert elastic_launch(config, _work)() == {0: "done"}
-    finally:
-        metrics._metrics_map.clear()
-        metrics._metrics_map.update(before)
-    (duration,) = [name for name in measured.values if name.endswith("_rendezvous.duration.ms")]
-    assert measured.values[duration] >= 0
-    assert measured.values[duration.replace("duration.ms", "success")] == 1

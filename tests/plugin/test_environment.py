@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
@@ -16,7 +14,7 @@ from rdzv_etcd.torch_plugin import environment
 from rdzv_etcd.torch_plugin.environment import WorkerEnvironment, full_environment
 from rdzv_etcd.torch_plugin.handler import create_handler
 from tests.library.nodes import LIMIT_S, wait_until
-from tests.plugin.handlers import QUICK, PluginJob, handlers, leave, parameters
+from tests.plugin.handlers import QUICK, PluginJob, handlers, leave, parameters, run_program
 from tests.support.leaks import LeakCheck
 from tests.support.servers import USER, USER_PASSWORD, EtcdServer
 
@@ -39,19 +37,11 @@ if __name__ == "__main__":
 
 @pytest.mark.slow
 def test_workers_do_not_inherit_the_password(
-    leak_check: LeakCheck, auth_etcd: EtcdServer, job_id: str, tmp_path: Path
+    leak_check: LeakCheck, auth_etcd: EtcdServer, job_id: str
 ) -> None:
     """And the process has it again when the launch is over."""
-    program = tmp_path / "launch.py"
-    program.write_text(_PROGRAM)
-    done = subprocess.run(
-        [sys.executable, program, auth_etcd.endpoint, job_id],
-        env={**os.environ, "RDZV_ETCD_USER": USER, "RDZV_ETCD_PASSWORD": USER_PASSWORD},
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=10 * LIMIT_S,
-    )
+    login = {"RDZV_ETCD_USER": USER, "RDZV_ETCD_PASSWORD": USER_PASSWORD}
+    done = run_program(_PROGRAM, auth_etcd.endpoint, job_id, **login)
     assert done.stdout == f"{[None, USER]} {USER_PASSWORD}\n", done.stderr
 
 
@@ -225,17 +215,8 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
-def test_a_fork_server_that_runs_is_told_of(job: PluginJob, tmp_path: Path) -> None:
+def test_a_fork_server_that_runs_gets_a_warning(job: PluginJob) -> None:
     """It gives workers the environment of its own start, whatever round they are of."""
-    program = tmp_path / "launch.py"
-    program.write_text(_FORK_SERVER)
-    done = subprocess.run(
-        [sys.executable, program, job.server.endpoint, job.id],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=10 * LIMIT_S,
-    )
+    done = run_program(_FORK_SERVER, job.server.endpoint, job.id)
     assert (done.returncode, done.stdout) == (0, "worked\n"), done.stderr
     assert done.stderr.count("Use --start-method=spawn") == 1, done.stderr

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.library.nodes import LIMIT_S, wait_until
-from tests.plugin.handlers import PluginJob
+from tests.library.nodes import wait_until
+from tests.plugin.handlers import PluginJob, run_program
 
 _PROGRAM = """
 import os, signal, sys, threading
@@ -51,19 +49,9 @@ if __name__ == "__main__":
 @pytest.mark.parametrize(
     "traceback", ["kept", "dropped", "kept, then in a thread", "kept, then of another job"]
 )
-def test_after_an_interrupted_launch_another_one_can_be_run(
-    job: PluginJob, tmp_path: Path, traceback: str
-) -> None:
+def test_after_an_interruptedanother_one_can_be_run(job: PluginJob, traceback: str) -> None:
     """torch does not shut the handler down, and a kept traceback keeps the handler."""
-    program = tmp_path / "launch.py"
-    program.write_text(_PROGRAM)
-    done = subprocess.run(
-        [sys.executable, program, job.server.endpoint, job.id, traceback],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=10 * LIMIT_S,
-    )
+    done = run_program(_PROGRAM, job.server.endpoint, job.id, traceback)
     assert (done.returncode, done.stdout) == (0, "{0: 'done'}\n"), done.stderr
     assert ("was interrupted: its node" in done.stderr) == (traceback != "dropped"), done.stderr
     assert not job.keys(b"nodes/")
@@ -92,27 +80,21 @@ print("goes on")
 @pytest.mark.slow
 @pytest.mark.parametrize("has_to_do", ["more", "nothing"])
 def test_a_program_whose_launch_was_a_spare_goes_on_or_ends_well(
-    job: PluginJob, tmp_path: Path, has_to_do: str
+    job: PluginJob, has_to_do: str
 ) -> None:
-    """If it catches what it is told, or not."""
-    program = tmp_path / "launch.py"
-    program.write_text(_SPARE)
-    with job.handlers(1) as (member,):
+    """Whether or not it catches the error."""
+    with job.handlers(1) as (member,), ThreadPoolExecutor(1) as pool:
         member.next_rendezvous()
-        spare = subprocess.Popen(
-            [sys.executable, program, job.server.endpoint, job.id, has_to_do],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        spare = pool.submit(run_program, _SPARE, job.server.endpoint, job.id, has_to_do)
         nodes = job.root + b"nodes/"
         wait_until("the spare's arrival", lambda: len(job.server.keys(nodes)) == 2)
         assert member.shutdown()
-        printed, errors = spare.communicate(timeout=LIMIT_S)
-    assert spare.returncode == 0, errors
+        done = spare.result()
+    assert done.returncode == 0, done.stderr
+    printed = done.stdout
     if has_to_do == "nothing":
         assert printed == ""
         return
-    assert printed.startswith("told: "), errors
+    assert printed.startswith("told: ")
     assert "the workers have finished" in printed
     assert printed.endswith("goes on\n")

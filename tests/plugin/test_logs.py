@@ -15,7 +15,7 @@ from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousPara
 
 from rdzv_etcd.torch_plugin.handler import create_handler
 from tests.library.nodes import LIMIT_S, RemoteNode
-from tests.plugin.handlers import PluginJob, leave, parameters
+from tests.plugin.handlers import PluginJob, leave, parameters, run_program
 from tests.support.processes import free_port
 
 _AGENT = """
@@ -89,22 +89,6 @@ def _rejoin(agent: subprocess.Popen[str]) -> None:
     agent.stdin.flush()
 
 
-def test_a_wrong_endpoint_is_one_error_and_no_noise(job_id: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", _AGENT, f"127.0.0.1:{free_port()}", job_id],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "LOGLEVEL": "INFO"},
-    )
-    assert done.returncode == 1
-    last = done.stderr.rstrip().rpartition("\n")[2]
-    assert "RendezvousConnectionError" in last
-    assert "refused" in last
-    noise = [line for line in done.stderr.splitlines() if line.startswith(("E0", "W0", "I0"))]
-    assert [line for line in noise if "grpc" in line.lower() or ".cc:" in line] == []
-
-
 def test_the_default_id_gets_a_warning(job: PluginJob, caplog: pytest.LogCaptureFixture) -> None:
     """torchrun's default is "none": two users would share a job."""
     with caplog.at_level(logging.WARNING, "rdzv_etcd"):
@@ -146,12 +130,7 @@ with connect(endpoint, **how, log=log) as group, ThreadPoolExecutor(1) as pool:
 
 @pytest.mark.parametrize("log", ["info", "warning", "json", "loglevel"])
 def test_lines_are_shown_as_the_option_says(job: PluginJob, log: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", _SHOWN, job.server.endpoint, job.id, log],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = run_program(_SHOWN, job.server.endpoint, job.id, log)
     lines = done.stderr.splitlines()
     if log == "json":
         told = [json.loads(line) for line in lines]
@@ -199,13 +178,7 @@ handler.shutdown()
 @pytest.mark.slow
 def test_an_agents_lines_are_shown_once_as_the_option_says(job: PluginJob) -> None:
     """And not as torch's own as well."""
-    done = subprocess.run(
-        [sys.executable, "-c", _JSON, job.server.endpoint, job.id],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={**os.environ, "LOGLEVEL": "INFO"},
-    )
+    done = run_program(_JSON, job.server.endpoint, job.id, LOGLEVEL="INFO")
     lines = [line for line in done.stderr.splitlines() if job.id in line]
     told = [json.loads(line)["message"] for line in lines]
     assert sum(message.startswith("round 1 formed in") for message in told) == 1

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from functools import partial
 
 import pytest
 from torch._C._distributed_c10d import TCPStore
 from torch.distributed.elastic.rendezvous import RendezvousInfo
-from torch.distributed.elastic.utils import store as store_util
 
 from rdzv_etcd.settings.parse import EPOCH_VARIABLE
 from tests.library.nodes import LIMIT_S, RemoteNode, at_once
-from tests.plugin.handlers import PluginJob, join_all
+from tests.plugin.handlers import PluginJob, join_all, run_program
 
 _CLIENT = """
 import sys
@@ -31,12 +27,7 @@ print(store.add("visits", 1), store.num_keys())
 def _visit(info: RendezvousInfo) -> tuple[int, int]:
     """Use the round's TCPStore from another process, as a worker does, without a prefix."""
     address, port = _master(info)
-    done = subprocess.run(
-        [sys.executable, "-c", _CLIENT, address, str(port)],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = run_program(_CLIENT, address, str(port))
     visits, keys = done.stdout.split()
     return int(visits), int(keys)
 
@@ -110,30 +101,11 @@ def test_the_agents_store_is_shared_and_fresh_in_every_round(job: PluginJob) -> 
             assert two.store.get("greeting") == b"hello"
 
 
-def test_the_agents_exit_barrier_over_the_store(job: PluginJob) -> None:
-    with job.handlers(3) as made:
-        infos = join_all(made)
-        at_once(
-            [
-                partial(store_util.barrier, info.store, 3, "exit", barrier_timeout=LIMIT_S)
-                for info in infos
-            ]
-        )
-
-
-def test_the_epoch_is_in_the_environment_and_grows(job: PluginJob) -> None:
-    epochs = []
-    with job.handlers(2) as made:
-        for _ in range(3):
-            join_all(made)
-            epochs.append(int(os.environ[EPOCH_VARIABLE]))
-    assert epochs == sorted(set(epochs))
-
-
 def test_rounds_may_be_joined_from_any_thread(job: PluginJob) -> None:
-    """Made in one thread, joined in another, watched from a third."""
+    """Made in one thread, joined in another, watched from a third. Workers get the epoch."""
     stop = threading.Event()
     seen: set[int] = set()
+    epochs = []
 
     def watch() -> None:
         while not stop.wait(0.01):
@@ -144,7 +116,9 @@ def test_rounds_may_be_joined_from_any_thread(job: PluginJob) -> None:
         try:
             for _ in range(3):
                 join_all(made)
+                epochs.append(int(os.environ[EPOCH_VARIABLE]))
         finally:
             stop.set()
         watching.result(LIMIT_S)
     assert all(count >= 0 for count in seen)
+    assert epochs == sorted(set(epochs))

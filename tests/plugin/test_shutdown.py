@@ -97,30 +97,21 @@ def test_who_could_not_go_on_leaves_without_closing(job: PluginJob, error: BaseE
         assert staying.next_rendezvous().world_size == 1
 
 
-def test_an_error_handled_around_the_launch_is_not_how_the_job_ended(job: PluginJob) -> None:
-    """torchrun called in an ``except`` block: a first attempt failed, this one succeeds."""
+@pytest.mark.parametrize("error", [None, child_failure()], ids=["success", "failure"])
+def test_an_error_handled_around_the_launch_is_not_how_the_job_ended(
+    job: PluginJob, error: BaseException | None
+) -> None:
+    """torchrun called in an ``except`` block, after a first attempt has failed."""
     try:
         raise ValueError("the attempt before")
     except ValueError:
         handler = job.handler()
         handler.next_rendezvous()
-        assert handler.shutdown()
+        assert shut_down_after(handler, error)
         assert handler.shutdown()
     closed = closed_marker(job)
     assert closed is not None
-    assert closed["succeeded"] is True
-
-
-def test_a_failure_in_a_launch_within_an_except_block_is_one(job: PluginJob) -> None:
-    try:
-        raise ValueError("the attempt before")
-    except ValueError:
-        handler = job.handler()
-        handler.next_rendezvous()
-        assert shut_down_after(handler, child_failure())
-    closed = closed_marker(job)
-    assert closed is not None
-    assert closed["succeeded"] is False
+    assert closed["succeeded"] is (error is None)
 
 
 def test_a_spare_whose_job_is_done_is_told_so_where_torch_fails(job: PluginJob) -> None:
@@ -166,9 +157,13 @@ def _fail_otherwise(handler: EtcdRendezvousHandler) -> None:
         handler.shutdown()
 
 
-def test_a_handler_that_never_joined_just_leaves(job: PluginJob) -> None:
+def test_a_handler_that_never_joined_or_does_not_close_leaves_nothing(job: PluginJob) -> None:
     handler = job.handler("2", lease_ttl=600)
     assert not shut_down_after(handler, None)  # nothing was closed
+    assert not job.left()
+    handler = job.handler(lease_ttl=600)
+    handler.next_rendezvous()
+    leave(handler)
     assert not job.left()
 
 
@@ -209,10 +204,3 @@ def test_the_marker_vanishes_after_closed_ttl(
         handler.next_rendezvous()
         assert shut_down_after(handler, None)
     wait_until("an empty etcd", lambda: not server.keys() and not server.leases())
-
-
-def test_leave_is_enough(job: PluginJob) -> None:
-    handler = job.handler(lease_ttl=600)
-    handler.next_rendezvous()
-    leave(handler)
-    assert not job.left()

@@ -6,10 +6,7 @@ What becomes of the process and its node: ``tests/torchrun/test_signals.py``, ``
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 import threading
-from collections.abc import Iterator
 from types import FrameType
 
 import pytest
@@ -17,19 +14,14 @@ from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 
 from rdzv_etcd.process import has_default_action
 from rdzv_etcd.torch_plugin.handler import create_handler
-from tests.library.nodes import LIMIT_S, at_once
-from tests.plugin.handlers import PluginJob, handlers, leave, parameters
+from tests.library.nodes import at_once
+from tests.plugin.handlers import PluginJob, handlers, leave, parameters, run_program
 from tests.support.processes import free_port
 
 HANDLED = (signal.SIGUSR1, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
-@pytest.fixture(autouse=True)
-def nobody_handles_them() -> Iterator[None]:
-    before = {number: signal.signal(number, signal.SIG_DFL) for number in HANDLED}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
+pytestmark = pytest.mark.usefixtures("default_signals")
 
 
 def handled_here() -> list[signal.Signals]:
@@ -108,8 +100,7 @@ print("goes on")
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM], ids=lambda number: number.name)
 def test_so_does_a_handler_in_c(job: PluginJob, number: signal.Signals, when: str) -> None:
     """Python knows nothing of it: ``signal.getsignal`` says that nobody handles the signal."""
-    program = [sys.executable, "-c", _C_HANDLER, job.server.endpoint, job.id, number.name, when]
-    done = subprocess.run(program, check=False, capture_output=True, text=True, timeout=LIMIT_S)
+    done = run_program(_C_HANDLER, job.server.endpoint, job.id, number.name, when)
     assert (done.returncode, done.stdout) == (0, "0 None\ngoes on\n"), done.stderr
     assert done.stderr.count("most recent call first") >= 2  # the stacks, both times
 
@@ -136,7 +127,6 @@ except RendezvousGracefulExitError as error:
 
 
 def test_a_node_that_is_drained_before_it_is_there_leaves_when_it_is(job: PluginJob) -> None:
-    program = [sys.executable, "-c", _DRAINED_EARLY, job.server.endpoint, job.id]
-    done = subprocess.run(program, check=False, capture_output=True, text=True, timeout=LIMIT_S)
+    done = run_program(_DRAINED_EARLY, job.server.endpoint, job.id)
     assert "drained: SIGUSR1" in done.stdout, done.stderr
     assert not job.keys(b"nodes/")

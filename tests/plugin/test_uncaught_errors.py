@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 
-from tests.library.nodes import LIMIT_S
+from tests.plugin.handlers import run_program
 from tests.support.processes import free_port
 
 _PROGRAM = """
@@ -24,14 +21,7 @@ def _printed(end: str, *, debug: bool = False) -> str:
     """What a program prints that ends with an error."""
     endpoint = f"127.0.0.1:{free_port()}"
     level = "logging.getLogger('rdzv_etcd').setLevel('DEBUG')\n" if debug else ""
-    program = _PROGRAM.format(endpoint=endpoint, end=level + end)
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=LIMIT_S,
-    )
+    done = run_program(_PROGRAM.format(endpoint=endpoint, end=level + end))
     assert done.returncode == 1
     return done.stderr.rstrip()
 
@@ -40,7 +30,9 @@ _REFUSED = "create(connect_timeout=1)"
 
 
 def test_an_error_that_nobody_catches_is_one_line_below_the_log_s() -> None:
+    """Without any of gRPC's own."""
     said, last = _printed(_REFUSED).splitlines()
+    assert "refused" in last
     assert last.startswith("torch.distributed.elastic.rendezvous.api.RendezvousConnectionError: ")
     assert last.endswith(said[said.index("etcd did not answer") :])
 

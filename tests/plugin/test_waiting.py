@@ -13,7 +13,6 @@ from torch.distributed.elastic.multiprocessing.api import (
     SignalException,
     _terminate_process_handler,
 )
-from torch.distributed.elastic.rendezvous import RendezvousClosedError
 
 import rdzv_etcd
 from rdzv_etcd import NodeLeft, Snapshot
@@ -138,19 +137,6 @@ def test_a_handler_whose_etcd_is_gone_for_good_shuts_down_soon(
         assert time.monotonic() - begin_s < 30
         assert handler.num_nodes_waiting() == 0
     check.check()
-
-
-def test_set_closed_is_seen_by_all(job: PluginJob) -> None:
-    with job.handlers(2) as (one, two):
-        join_all([one, two])
-        assert not one.is_closed()
-        one.set_closed()
-        assert one.is_closed()
-        wait_until("the other to see it", two.is_closed)
-        for handler in (one, two):
-            with pytest.raises(RendezvousClosedError, match="closed by the launcher"):
-                handler.next_rendezvous()
-        one.set_closed()  # again: nothing happens
 
 
 def test_a_paused_member_comes_back_as_a_newcomer(job: PluginJob) -> None:
