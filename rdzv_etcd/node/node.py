@@ -234,10 +234,7 @@ class Node:
 
     async def drained(self) -> None:
         """Wait until this node is being drained; raises as :meth:`changed`."""
-        member = self._member
-        while member.drain is None:
-            member.check_not_gone()
-            await self._context.wakeup.wait(when=lambda: self.is_gone or member.drain is not None)
+        await self._until(lambda: self._member.drain)
 
     # -- taking part ----------------------------------------------------------------------------
 
