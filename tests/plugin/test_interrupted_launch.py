@@ -24,7 +24,8 @@ def launch(forever, job=sys.argv[2]):
     config = LaunchConfig(
         min_nodes=1, max_nodes=1, nproc_per_node=1, run_id=job, rdzv_backend="etcd3",
         rdzv_endpoint=sys.argv[1], local_addr="127.0.0.1", monitor_interval=0.1,
-        rdzv_configs={"lease_ttl": 600, "timeout": 60}, start_method="spawn",
+        rdzv_configs={"lease_ttl": 600, "timeout": 60, "closed_ttl": 5, "ended_ttl": 5},
+        start_method="spawn",
     )
     return elastic_launch(config, work)(forever)
 
@@ -49,7 +50,7 @@ if __name__ == "__main__":
 @pytest.mark.parametrize(
     "traceback", ["kept", "dropped", "kept, then in a thread", "kept, then of another job"]
 )
-def test_after_an_interruptedanother_one_can_be_run(job: PluginJob, traceback: str) -> None:
+def test_after_an_interrupted_launch_another_one_can_be_run(job: PluginJob, traceback: str) -> None:
     """torch does not shut the handler down, and a kept traceback keeps the handler."""
     done = run_program(_PROGRAM, job.server.endpoint, job.id, traceback)
     assert (done.returncode, done.stdout) == (0, "{0: 'done'}\n"), done.stderr
