@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO
 
 from rdzv_etcd.embedded.binary import BINARY_VARIABLE, Binary, find_binary
-from rdzv_etcd.embedded.child import Login
+from rdzv_etcd.embedded.child import Login, Plan
 from rdzv_etcd.embedded.port import (
     Found,
     PortAnswer,
@@ -32,6 +32,7 @@ from rdzv_etcd.embedded.port import (
     reached_by,
 )
 from rdzv_etcd.embedded.program import is_locked
+from rdzv_etcd.embedded.supervisor import Order
 from rdzv_etcd.errors import EmbeddedEtcdError, SettingsError
 from rdzv_etcd.log import LineTimes
 from rdzv_etcd.settings import Endpoint, Settings
@@ -260,24 +261,24 @@ def launch(
     """
     endpoint, grace_s = settings.connection.endpoints[0], settings.embed_grace_s
     read_fd, write_fd = os.pipe()
-    options = {
-        "--binary": binary.path,
-        "--port": endpoint.port,
-        "--advertise": f"http://{endpoint.target}",
-        "--grace": grace_s,
-        "--start-grace": max(grace_s, _START_GRACE_S),
-        "--stale-after": max(stale_after_s, settings.timing.lease_ttl_s),
-        "--status-fd": write_fd,
-    }
+    credentials = settings.connection.credentials
+    login = None if credentials is None else Login(credentials.user, credentials.password)
+    listen, advertise = listen_urls(endpoint, addresses), f"http://{endpoint.target}"
+    order = Order(
+        Plan(str(binary.path), listen, advertise, login),
+        port=endpoint.port,
+        grace_s=grace_s,
+        start_grace_s=max(grace_s, _START_GRACE_S),
+        stale_after_s=max(stale_after_s, settings.timing.lease_ttl_s),
+        status_fd=write_fd,
+    )
     command = [sys.executable, "-I", "-S", "-c", _SUPERVISOR, str(Path(__file__).parents[2])]
-    command += [str(word) for option in options.items() for word in option]
-    for url in listen_urls(endpoint, addresses):
-        command += ["--listen", url]
+    command.append(str(endpoint.port))  # for people who look at a list of processes
     with os.fdopen(read_fd, "rb") as status:
         try:
             subprocess.run(
                 command,
-                input=_login(settings),
+                input=json.dumps(asdict(order)).encode(),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 pass_fds=(write_fd,),
@@ -293,13 +294,6 @@ def launch(
             os.close(write_fd)
         report: dict[str, str] = json.loads(_line(status, binary, deadline))
     return report
-
-
-def _login(settings: Settings) -> bytes:
-    credentials = settings.connection.credentials
-    if credentials is None:
-        return b""
-    return json.dumps(asdict(Login(credentials.user, credentials.password))).encode()
 
 
 def _line(status: IO[bytes], binary: Binary, deadline: float) -> bytes:

@@ -8,13 +8,13 @@ the marker of a closed job while late nodes may ask for it.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
 import signal
 import sys
 import time
+from dataclasses import dataclass
 
 from rdzv_etcd.embedded.child import EtcdProcess, Login, Plan, StartError, StopRequestedError
 from rdzv_etcd.embedded.program import (
@@ -31,13 +31,30 @@ BLIND_LIMIT_S = 600.0
 """An etcd that has not answered for this much longer than the grace time is given up."""
 
 
-def keep(etcd: EtcdProcess, options: argparse.Namespace) -> str:
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What the starter asks for. It comes as JSON on standard input: the password in it must be in
+    no list of processes."""
+
+    plan: Plan
+    port: int
+    grace_s: float
+    """How long etcd is kept after its last use."""
+    start_grace_s: float
+    """At least so long the first node may take to use it."""
+    stale_after_s: float
+    """A lease that no node has renewed for so long keeps no etcd."""
+    status_fd: int
+    """Where the outcome is reported."""
+
+
+def keep(etcd: EtcdProcess, order: Order) -> str:
     """Return, with the reason, when no node has used etcd for the grace time.
 
-    At the start there is no node yet: the first one has at least ``start_grace`` seconds.
+    At the start there is no node yet: the first one has at least ``start_grace_s``.
     """
-    interval_s = min(2.0, max(0.1, options.grace / 4))
-    quiet_since, patience_s = time.monotonic(), max(options.grace, options.start_grace)
+    interval_s = min(2.0, max(0.1, order.grace_s / 4))
+    quiet_since, patience_s = time.monotonic(), max(order.grace_s, order.start_grace_s)
     started, restarts = time.monotonic(), 0
     while True:
         if asks_to_stop(wait_for_signal(interval_s)):
@@ -55,9 +72,9 @@ def keep(etcd: EtcdProcess, options: argparse.Namespace) -> str:
             except StartError:
                 return "etcd cannot be restarted"
             started = now
-        used = _is_used(etcd, options.stale_after)
+        used = _is_used(etcd, order.stale_after_s)
         if used:
-            quiet_since, patience_s = now, options.grace
+            quiet_since, patience_s = now, order.grace_s
         elif now - quiet_since > patience_s + (BLIND_LIMIT_S if used is None else 0):
             return "no node uses it"
 
@@ -76,8 +93,7 @@ def _is_used(etcd: EtcdProcess, stale_after_s: float) -> bool | None:
 
 def main() -> int:
     """Detach, take the lock, run etcd, report to the starter through the status pipe, keep etcd."""
-    options = _arguments()
-    plan = _plan(options, sys.stdin.read())
+    order = _order(sys.stdin.read())
     if os.fork() > 0:  # the agent waits for this parent only: no zombie is left to it
         return 0
     os.setsid()
@@ -86,29 +102,29 @@ def main() -> int:
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_BLOCK, UNBLOCKED)
     try:
-        held = take_lock(options.port)
+        held = take_lock(order.port)
     except OSError:
-        _report(options.status_fd, "taken", "another node of this machine is starting it")
+        _report(order.status_fd, "taken", "another node of this machine is starting it")
         return 0
     with held:
-        return _serve(plan, options)
+        return _serve(order)
 
 
-def _serve(plan: Plan, options: argparse.Namespace) -> int:
+def _serve(order: Order) -> int:
     try:
-        etcd = EtcdProcess(plan)
+        etcd = EtcdProcess(order.plan)
     except OSError as error:
-        _report(options.status_fd, "failed", f"there is no room for its data: {error}")
+        _report(order.status_fd, "failed", f"there is no room for its data: {error}")
         return 1
     try:
         etcd.start()
     except StartError as error:
         etcd.remove()
-        _report(options.status_fd, "failed", str(error))
+        _report(order.status_fd, "failed", str(error))
         return 1
     try:
-        _report(options.status_fd, "started", str(os.getpid()))
-        keep(etcd, options)
+        _report(order.status_fd, "started", str(os.getpid()))
+        keep(etcd, order)
     finally:
         etcd.remove()
     return 0
@@ -122,20 +138,8 @@ def _report(status_fd: int, outcome: str, detail: str) -> None:
     os.close(status_fd)
 
 
-def _plan(options: argparse.Namespace, login: str) -> Plan:
-    """``login`` is what came in on standard input: it must be in no list of processes."""
-    known = Login(**json.loads(login)) if login else None
-    return Plan(options.binary, tuple(options.listen), options.advertise, known)
-
-
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--binary", required=True)
-    parser.add_argument("--port", type=int, required=True)
-    parser.add_argument("--listen", action="append", required=True)
-    parser.add_argument("--advertise", required=True)
-    parser.add_argument("--grace", type=float, required=True)
-    parser.add_argument("--start-grace", type=float, required=True)
-    parser.add_argument("--stale-after", type=float, required=True)
-    parser.add_argument("--status-fd", type=int, required=True)
-    return parser.parse_args()
+def _order(text: str) -> Order:
+    fields = json.loads(text)
+    plan = fields["plan"]
+    login = None if plan["login"] is None else Login(**plan["login"])
+    return Order(**{**fields, "plan": Plan(**{**plan, "login": login})})

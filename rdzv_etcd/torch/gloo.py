@@ -71,8 +71,10 @@ class Connections:
         self._own: frozenset[Address] = frozenset()
         self._peers: frozenset[Address] | None = frozenset()
         self._ending = threading.Lock()
-        self._made = Latch()
-        self._closed = Latch()
+        self.made = Latch()
+        """Opened by the maker of the process group: no more connections are opened."""
+        self.closed = Latch()
+        """Opened by :meth:`close`."""
 
     def gloo_begins(self) -> None:
         """The store is connected. From now on, until :meth:`gloo_is_done`, every new connection is
@@ -95,14 +97,6 @@ class Connections:
         """From now on only connections at these addresses are gloo's."""
         self._own, self._peers = frozenset(own), frozenset(peers)
 
-    def made(self) -> None:
-        """No more connections are opened."""
-        self._made.open()
-
-    def wait_made(self, timeout_s: float) -> bool:
-        """Block until :meth:`made` was called, for at most ``timeout_s`` seconds."""
-        return self._made.wait(timeout_s)
-
     def end(self) -> None:
         """Shut down the open ones; a call that waits for one fails at once. Does not block."""
         with self._ending:
@@ -113,14 +107,10 @@ class Connections:
         thread that is in :meth:`end`."""
         with self._ending:
             self._end()
-            self._closed.open()
-
-    def wait_closed(self, timeout_s: float) -> bool:
-        """Block until :meth:`close` was called, for at most ``timeout_s`` seconds."""
-        return self._closed.wait(timeout_s)
+            self.closed.open()
 
     def _end(self) -> None:
-        if self._closed.is_open:
+        if self.closed.is_open:
             return
         for inode, one in _sockets(self._before):
             if self._is_ours(inode, one):

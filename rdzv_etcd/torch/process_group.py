@@ -134,7 +134,7 @@ def init_process_group(
         destroy_process_group()
         raise
     finally:
-        connections.made()
+        connections.made.open()
 
 
 def check_process_group(backend: object, timeout: object) -> None:
@@ -270,7 +270,7 @@ def _begin_to_end(
 ) -> None:
     """End the process group's collectives, on a thread, if it is still there when its world is
     over: at the latest when this node has joined another one."""
-    if connections.wait_closed(0.0):
+    if connections.closed.is_open:
         return
     grace_s = 0.0 if _is_anyone_gone(change) else _GRACE_S
     thread = threading.Thread(
@@ -286,12 +286,12 @@ def _begin_to_end(
 
 
 def _end_with(name: str, connections: Connections, calls: AbandonableCalls, grace_s: float) -> None:
-    if connections.wait_closed(grace_s):
+    if connections.closed.wait(grace_s):
         return
     connections.end()
     calls.give_up(with_gloo=False)
     over_s = time.monotonic()
-    while not connections.wait_made(0.1):  # a socket that is opened only now sends no event
+    while not connections.made.wait(0.1):  # a socket that is opened only now sends no event
         connections.end()
         if time.monotonic() - over_s > _CONNECT_S:
             calls.give_up(with_gloo=True)
@@ -306,7 +306,7 @@ def _see_out(name: str, connections: Connections) -> None:
     """Wait for the end of the process group, and end the process if gloo makes that impossible."""
     held: frozenset[Wait] = frozenset()
     looks = 0
-    while not connections.wait_closed(1.0):  # a thread that goes into gloo sends no event
+    while not connections.closed.wait(1.0):  # a thread that goes into gloo sends no event
         now = collectives()
         held &= now
         looks += 1
