@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,13 +18,13 @@ from rdzv_etcd.etcd.port import Etcd, GetResult, KeyValue, Txn, TxnResult
 from rdzv_etcd.metrics import Recorder
 from rdzv_etcd.names import Names
 from rdzv_etcd.node.session import Session
-from rdzv_etcd.node.views import KeyView, ViewWatch
+from rdzv_etcd.node.views import KeyView, ViewWatch, key_after, key_from
 from rdzv_etcd.node.waiting import Backoff, Wakeup
 from rdzv_etcd.protocol import requests
 from rdzv_etcd.protocol.codec import encode_node
 from rdzv_etcd.protocol.keys import JobKeys
 from rdzv_etcd.protocol.model import Control, NodeInfo, Refused
-from rdzv_etcd.protocol.views import control_from
+from rdzv_etcd.protocol.views import control_after, control_from
 from rdzv_etcd.settings import Settings
 from rdzv_etcd.text import LINE, shown
 
@@ -227,3 +228,57 @@ class NodeContext:
         if refused is not None and refused.how and self.identity.is_beside(refused.node_id):
             with contextlib.suppress(EtcdError):  # best effort
                 await self.etcd.revoke(lease, timeout_s=self.leaving_limit_s)
+
+
+def make_context(
+    etcd: Etcd,
+    settings: Settings,
+    identity: Identity,
+    clock: Clock,
+    recorder: Recorder,
+    *,
+    works: Callable[[], bool],
+    build: Callable[[GetResult], Control],
+    notice: Callable[[Control], None],
+    on_regress: Callable[[], None],
+) -> NodeContext:
+    """Make what the parts of a node share. ``works``: see :class:`Session`; the other functions are
+    called by the view of the control keys: see :class:`ViewWatch`."""
+    timing = settings.timing
+    wakeup, log = Wakeup(clock), StatusLog(settings.job_id, identity.node_id)
+    keys = JobKeys(settings.prefix, settings.job_id)
+    etcd.watch_health.check_every(timing.lease_ttl_s)
+    session = Session(
+        etcd,
+        clock,
+        wakeup,
+        timing.lease_ttl_s,
+        timing.keep_alive_deadline_s,
+        warn=log.warn,
+        works=works,
+        recorder=recorder,
+    )
+    control: ViewWatch[Control] = ViewWatch(
+        etcd,
+        clock,
+        wakeup,
+        request=keys.control.read(),
+        build=build,
+        fold=lambda view, batch: control_after(keys, view, batch.revision, batch.events),
+        notice=notice,
+        complain=lambda error: log.warn(f"uses what it read before: {error}"),
+        on_regress=on_regress,
+        longest_retry_s=timing.lease_ttl_s / 3,
+    )
+    presence: ViewWatch[KeyView] = ViewWatch(
+        etcd,
+        clock,
+        wakeup,
+        request=requests.read_presence(keys, identity.node_id),
+        build=key_from,
+        fold=key_after,
+        longest_retry_s=timing.lease_ttl_s / 3,
+    )
+    return NodeContext(
+        identity, settings, keys, etcd, clock, wakeup, session, control, presence, log, recorder
+    )

@@ -1,4 +1,4 @@
-"""The leader's work: claims a vacant lead, closes rounds, publishes changes.
+"""The leader's work: claims a vacant lead, has rounds closed, publishes changes.
 
 Every write is fenced by the lead, so a leader that does not know yet that it was replaced can do no
 harm. :mod:`rdzv_etcd.protocol.lead` decides.
@@ -6,7 +6,6 @@ harm. :mod:`rdzv_etcd.protocol.lead` decides.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 
 from rdzv_etcd.clock import beside
@@ -15,26 +14,24 @@ from rdzv_etcd.errors import (
     EtcdRefusedError,
     EtcdUnavailableError,
     LeaseNotFoundError,
-    OutcomeUnknownError,
     RdzvEtcdError,
     StateCorruptError,
 )
 from rdzv_etcd.etcd.port import GetResult, Op, TxnResult
+from rdzv_etcd.node.close_round import RoundCloser
 from rdzv_etcd.node.context import NodeContext
-from rdzv_etcd.node.job_leases import PreparedLease
 from rdzv_etcd.node.slices import Roster
 from rdzv_etcd.node.views import ViewWatch
 from rdzv_etcd.node.waiting import RETRY_S
-from rdzv_etcd.protocol import draft, requests
+from rdzv_etcd.protocol import requests
 from rdzv_etcd.protocol.closing import Close, KeepWaiting
 from rdzv_etcd.protocol.describe import text_of_change
 from rdzv_etcd.protocol.lead import Times, is_unfit_to_lead, leader_step
 from rdzv_etcd.protocol.member import Member
-from rdzv_etcd.protocol.model import Change, Control, Leader, Nodes, Round
+from rdzv_etcd.protocol.model import Change, Control, Leader, Nodes
 from rdzv_etcd.protocol.steps import LeadStep, claim_delay_s, holds_lead, lead_step
 from rdzv_etcd.protocol.views import nodes_after, nodes_from, nodes_went_back
 from rdzv_etcd.protocol.world_end import losses
-from rdzv_etcd.text import many
 from rdzv_etcd.world_change import cause_of_loss, left_because
 
 _MOST_REPORTED = 8
@@ -44,8 +41,6 @@ _PAUSES = 3
 leader pauses for this many times as long as that took."""
 _LONGEST_PAUSE_S = 1.0
 """It pauses no longer than this: it may have been stopped during the decision."""
-_FORGETTING_S = 2.0
-"""Limit for requests that can be made later: a leader that waits for them decides nothing."""
 
 
 class Leadership:
@@ -56,12 +51,7 @@ class Leadership:
         self._member = member
         self._roster = Roster(context)
         self._backoff = context.backoff()
-        timing = context.settings.timing
-        self._job_lease = PreparedLease(context, timing.job_ttl_s)
-        self._epoch_lease = PreparedLease(context, timing.ended_ttl_s)
-        self._run_name: str | None = None
-        """The name that this node has given to the present run."""
-        self._names_given = 0
+        self.closer = RoundCloser(context, member, self._roster)
         self._unreadable: set[str] = set()
         """The keys among the presences that could not be read at the last look."""
         self._unreadable_logged = 0
@@ -171,7 +161,7 @@ class Leadership:
         # is there again, which then does not notice it: that on the control keys speaks for both.
         regressions = self._member.regressions
         try:
-            self._prepare_leases(context.control.view)
+            self.closer.prepare_leases(context.control.view)
             await presences.open()
             self._has_read = True
             async with beside(presences.run()) as following:
@@ -191,7 +181,7 @@ class Leadership:
             await clock.sleep(self._backoff.after(error))
         finally:
             await presences.close()
-            await self.drop_prepared_leases()
+            await self.closer.drop_leases()
 
     def _read(self, result: GetResult, before: Nodes | None) -> Nodes:
         context = self._context
@@ -212,9 +202,7 @@ class Leadership:
         try:
             until_s = await self._act(presences)
         except LeaseNotFoundError:
-            # etcd does not know one of a draft's leases: the members put back what lived on it.
-            self._job_lease.forget()
-            await self._epoch_lease.drop()
+            await self.closer.replace_leases()
             await self._recover(presences)
         except EtcdError as error:
             if isinstance(error, EtcdRefusedError):
@@ -249,7 +237,8 @@ class Leadership:
         if isinstance(step, Change):
             done = await self._publish(control, nodes, step)
         elif isinstance(step, Close):
-            done = await self._close(control, nodes, step)
+            known = self._losses if control.open_change == self._published else {}
+            done = await self.closer.close(control, nodes, step, known)
         elif isinstance(step, KeepWaiting):
             return _earliest(step.until_s, context.log.progress(step.reason, now_s))
         else:
@@ -304,19 +293,6 @@ class Leadership:
         context.log.info(f"round {change.round} is over: {why}")
         return True
 
-    def _prepare_leases(self, control: Control) -> None:
-        """Begin to grant what round 1 needs, so that it is not on its path."""
-        if control.formed is not None:
-            return
-        self._job_lease.begin()
-        if not (self._context.settings.embed or control.epoch_lease):
-            self._epoch_lease.begin()
-
-    async def drop_prepared_leases(self) -> None:
-        """Revoke leases that no round uses. If this is cancelled, call it again."""
-        await self._job_lease.drop()
-        await self._epoch_lease.drop()
-
     def departure(self, reason: str) -> tuple[Op, ...]:
         """Return what this node's goodbye does besides: if it leads the world that it is in,
         publish that this is over, so that the others need not wait for the next leader."""
@@ -329,107 +305,6 @@ class Leadership:
             return ()
         change = Change(formed.run, formed.number, (), {node_id: left_because(reason)})
         return (requests.publish_change(context.keys, control, change),)
-
-    async def _close(self, control: Control, nodes: Nodes, decision: Close) -> bool:
-        """Publish the round; ``False`` if things are not as they were when it was decided."""
-        context = self._context
-        settings, member = context.settings, self._member
-        highest = draft.highest_known_epoch(member, control, nodes, settings.epoch_floor)
-        record = draft.next_record(
-            member,
-            control,
-            nodes,
-            decision,
-            settings,
-            run=self._name_run(control, highest),
-            highest_epoch=highest,
-            job_lease=0 if control.formed is not None else await self._job_lease.get(),
-            lease_ttl_s=context.session.ttl_s,
-        )
-        epoch_lease = await self._lease_for_epoch(control, record)
-        members = [node.node_id for node in decision.world]
-        kept = settings.history
-        audit = None
-        if kept:
-            audit = draft.audit(
-                control,
-                nodes,
-                record,
-                decision,
-                closed_by=context.identity.node_id,
-                now_s=context.clock.now_s(),
-                wall_s=context.clock.wall_s(),
-                opened_s=member.opened_s,
-                losses=self._losses if control.open_change == self._published else {},
-            )
-        if not await self._roster.publish(control, record, members):
-            return False
-        try:
-            result = await context.etcd.txn(
-                requests.close_round(
-                    context.keys, control, nodes.revision, record, audit, epoch_lease=epoch_lease
-                ),
-                timeout_s=context.urgent_limit_s,
-            )
-        except asyncio.CancelledError:  # this node stops; others may work on the round by now
-            self._note_doubt()
-            raise
-        except OutcomeUnknownError:
-            self._note_doubt()
-            await context.control.refresh()  # whatever happened, it shows in the record
-            return True
-        if not result.succeeded:
-            return False
-        self._job_lease.forget()
-        if epoch_lease:
-            self._epoch_lease.forget()
-        self._roster.note(record, members)
-        news: dict[str, object] = {"round": record, "round_revision": result.revision}
-        if epoch_lease:
-            news |= {"epoch_base": record.epoch_base, "epoch_lease": epoch_lease}
-        size = many(record.size, "node")
-        context.log.names.learn(nodes.present)
-        context.log.info(f"closed round {record.number} with {size}: {decision.reason}")
-        context.show_written(result.revision, **news)
-        if requests.remembered(result) > kept:
-            await self._forget(kept)
-        return True
-
-    def _name_run(self, control: Control, highest_epoch: int) -> str:
-        """Name the run of the next round: see :func:`~rdzv_etcd.protocol.draft.keeps_name`."""
-        name = self._run_name
-        if name is None or not draft.keeps_name(self._member, control, name, highest_epoch):
-            self._names_given += 1
-            seed = self._context.identity.run_seed
-            name = seed if self._names_given == 1 else f"{seed}.{self._names_given}"
-            self._run_name = name
-        return name
-
-    async def _lease_for_epoch(self, control: Control, record: Round) -> int:
-        """Return the lease on which to remember what the record's epoch counts from, 0 if that is
-        remembered. An embedded etcd ends with its run, and its memory with it. Raises EtcdError."""
-        if self._context.settings.embed or record.epoch_base <= control.epoch_base:
-            return 0
-        return control.epoch_lease or await self._epoch_lease.get()
-
-    def _note_doubt(self) -> None:
-        """Note that a round may have been formed as drafted, or not: if etcd has forgotten it
-        since, some nodes may know it all the same."""
-        self._job_lease.in_doubt()
-        self._epoch_lease.in_doubt()
-        self._run_name = None
-
-    async def _forget(self, kept: int) -> None:
-        """Delete what is remembered of the oldest rounds, those of earlier runs among them. It is
-        for people: if it fails, the next round is another occasion."""
-        context = self._context
-        with contextlib.suppress(EtcdError):
-            found = await context.etcd.get(
-                requests.read_history(context.keys, kept), timeout_s=_FORGETTING_S
-            )
-            surplus = requests.forget_history(found, kept)
-            if surplus is not None:
-                await context.etcd.txn(surplus, timeout_s=_FORGETTING_S, repeatable=True)
 
     # -- trouble --------------------------------------------------------------------------------
 

@@ -19,24 +19,19 @@ from rdzv_etcd.metrics import Recorder
 from rdzv_etcd.node import leave as leaving
 from rdzv_etcd.node import recover
 from rdzv_etcd.node.accuse import Reports
-from rdzv_etcd.node.context import Identity, NodeContext, StatusLog
+from rdzv_etcd.node.context import Identity, NodeContext, make_context
 from rdzv_etcd.node.job_leases import keep_job_leases
 from rdzv_etcd.node.job_watch import JobWatch
 from rdzv_etcd.node.join import Joining
 from rdzv_etcd.node.join_wait import JoinWait
 from rdzv_etcd.node.lead import Leadership
 from rdzv_etcd.node.peers import PeerLinks
-from rdzv_etcd.node.session import Session
-from rdzv_etcd.node.views import KeyView, ViewWatch, key_after, key_from
-from rdzv_etcd.node.waiting import Wakeup
 from rdzv_etcd.node.watchdog import CallIns, Watchdog
 from rdzv_etcd.peers import PeerNetwork
-from rdzv_etcd.protocol import requests
 from rdzv_etcd.protocol.describe import known_ids
-from rdzv_etcd.protocol.keys import JobKeys
 from rdzv_etcd.protocol.member import Member, Phase, Seat
 from rdzv_etcd.protocol.model import Closure, Control, Drain
-from rdzv_etcd.protocol.views import control_after, control_from, control_went_back
+from rdzv_etcd.protocol.views import control_from, control_went_back
 from rdzv_etcd.protocol.world_end import (
     cause_of_end,
     others_reason,
@@ -72,43 +67,16 @@ class Node:
         ``recorder``: of this node's metrics."""
         self._member = Member(identity.node_id, settings=settings.job)
         recorder = recorder or Recorder()
-        timing = settings.timing
-        wakeup, log = Wakeup(clock), StatusLog(settings.job_id, identity.node_id)
-        keys = JobKeys(settings.prefix, settings.job_id)
-        etcd.watch_health.check_every(timing.lease_ttl_s)
-        session = Session(
+        self._context = make_context(
             etcd,
+            settings,
+            identity,
             clock,
-            wakeup,
-            timing.lease_ttl_s,
-            timing.keep_alive_deadline_s,
-            warn=log.warn,
+            recorder,
             works=lambda: self._member.phase is Phase.MEMBER,
-            recorder=recorder,
-        )
-        control: ViewWatch[Control] = ViewWatch(
-            etcd,
-            clock,
-            wakeup,
-            request=keys.control.read(),
             build=self._control_from,
-            fold=lambda view, batch: control_after(keys, view, batch.revision, batch.events),
             notice=self._notice,
-            complain=lambda error: log.warn(f"uses what it read before: {error}"),
             on_regress=self._went_back,
-            longest_retry_s=timing.lease_ttl_s / 3,
-        )
-        presence: ViewWatch[KeyView] = ViewWatch(
-            etcd,
-            clock,
-            wakeup,
-            request=requests.read_presence(keys, identity.node_id),
-            build=key_from,
-            fold=key_after,
-            longest_retry_s=timing.lease_ttl_s / 3,
-        )
-        self._context = NodeContext(
-            identity, settings, keys, etcd, clock, wakeup, session, control, presence, log, recorder
         )
         self._reported_epoch = 0
         """The world of which this node has logged, or noted, why it is over."""
@@ -478,7 +446,7 @@ class Node:
             if self._peers is not None:
                 await self._peers.close()
             await self._stop_tasks()
-            await self._leadership.drop_prepared_leases()  # leading may have been cut off in it
+            await self._leadership.closer.drop_leases()  # leading may have been cut off in it
 
     async def _say_goodbye(self, reason: str) -> None:
         context, member = self._context, self._member

@@ -17,8 +17,8 @@ from rdzv_etcd.errors import JobClosedError, LeaseNotFoundError
 from rdzv_etcd.etcd import watch_check
 from rdzv_etcd.etcd.port import Compare, Get, Put, Relation, Target, Txn, prefix_end
 from rdzv_etcd.kv import writes
+from rdzv_etcd.node import close_round, join_wait, node, session
 from rdzv_etcd.node import join as joining
-from rdzv_etcd.node import join_wait, node, session
 from rdzv_etcd.node import lead as leadership
 from rdzv_etcd.node import leave as leaving
 from rdzv_etcd.node import recover as repair
@@ -476,7 +476,7 @@ def test_epochs_that_no_clock_and_no_memory_keeps_from_going_back_are_noticed() 
     def has_no_clocks(original: Any, control: Any, world: Any, highest: int) -> int:
         return int(original(control, [replace(node, clock_us=0) for node in world], highest))
 
-    leader = leadership.Leadership
+    leader = close_round.RoundCloser
     for scenario, place, function, by, size in (
         (epochs.crash_of_a_clock_ahead, leader, "_lease_for_epoch", remembers_nothing, 1),
         (epochs.all_is_lost_between_runs, draft, "epoch_base", has_no_clocks, 2),
@@ -490,7 +490,7 @@ def test_a_run_that_keeps_its_name_although_etcd_went_back_is_noticed() -> None:
     """A number that had been given out is given out again."""
     scenario = partial(restored.two_worlds_of_one_name, bump_revision=0)
     with (
-        swapped(leadership.Leadership, "_name_run", same_run),
+        swapped(close_round.RoundCloser, "_name_run", same_run),
         pytest.raises((InvariantError, AssertionError), match=r"formed twice|used twice"),
     ):
         simulate(scenario, min_nodes=1, max_nodes=3)
