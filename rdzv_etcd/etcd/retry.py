@@ -1,7 +1,7 @@
 """The way to the cluster: several endpoints behind one call, with failover, token and deadline.
 
 Knows endpoints, verdicts, and how often each kind of call is tried. Must not know what
-the requests mean.
+the requests mean. The retry engine is tenacity.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+import tenacity
 
 from rdzv_etcd.clock import Clock
 from rdzv_etcd.errors import EtcdAuthError, EtcdError, EtcdUnavailableError, OutcomeUnknownError
@@ -149,14 +151,18 @@ class _Call:
         self.refused_tokens += fault.verdict is Verdict.STALE_TOKEN
         self.maybe_applied |= self.kind.writes and fault.verdict is Verdict.UNKNOWN
 
-    def may_repeat(self, failed: AttemptError) -> bool:
-        """Return whether its kind and the time allow another attempt, and one may help."""
+    def may_repeat(self, failed: BaseException) -> bool:
+        """Return whether another attempt may help, and is allowed by the time and the kind."""
         only_tls = len(self.faults) == self.endpoints and all(
             fault.is_tls for fault in self.faults.values()
         )
         hopeless = only_tls or self.refused_tokens > _TOKENS_PER_CALL
-        hopeless = hopeless or self.deadline.remaining_s() <= 0
-        return failed.fault.verdict in self.kind.repeat_after and not hopeless
+        return (
+            isinstance(failed, AttemptError)
+            and failed.fault.verdict in self.kind.repeat_after
+            and not hopeless
+            and self.deadline.remaining_s() > 0
+        )
 
     def error(self, failed: AttemptError, user: str | None) -> EtcdError:
         """Return what the caller gets after ``failed``, the last attempt."""
@@ -231,14 +237,26 @@ class Failover:
         deadline = Deadline(self.clock, timeout_s)
         call = _Call(kind, method, request, deadline, len(self._servers))
         pause = self.pause()
-        while True:
-            try:
+
+        def pause_s(_state: tenacity.RetryCallState | None = None) -> float:
+            return min(pause.next_s(), deadline.remaining_s())
+
+        try:
+            try:  # most succeed, and tenacity would add a tenth to the cost of a call
                 return await self._attempt(call)
             except AttemptError as failed:
                 if not call.may_repeat(failed):
-                    error = call.error(failed, self.auth.user)
-                    break
-            await self.clock.sleep(min(pause.next_s(), deadline.remaining_s()))
+                    raise
+            await self.clock.sleep(pause_s())
+            retrying = tenacity.AsyncRetrying(
+                retry=tenacity.retry_if_exception(call.may_repeat),
+                wait=pause_s,
+                sleep=self.clock.sleep,
+                reraise=True,
+            )
+            return await retrying(self._attempt, call)
+        except AttemptError as failed:
+            error = call.error(failed, self.auth.user)
         raise error
 
     async def open(self, method: str, request: Any, limit_s: float) -> Stream:
