@@ -200,8 +200,6 @@ class Accuser:
         """Delete the accusations of members of earlier worlds: they are of no more use."""
         context = self._context
         for node_id, made in tuple(self._made.items()):
-            if made.epoch == context.control.view.epoch:
-                continue
             txn = requests.withdraw_accusation(context.keys, node_id, made.revision)
             try:
                 await context.etcd.txn(txn, repeatable=True)

@@ -44,12 +44,11 @@ WAYS = {
 @pytest.mark.parametrize("deafen", WAYS.values(), ids=WAYS)
 @pytest.mark.parametrize("links", [False, True], ids=["leases only", "links"])
 @pytest.mark.parametrize("leads", [False, True], ids=["follower", "leader"])
-def test_the_others_hear_of_a_killed_member_though_one_of_them_is_deaf(
+def test_the_others_learn_of_a_killed_member_though_one_of_them_is_deaf(
     *, leads: bool, links: bool, deafen: Callable[[SimJob, SimNode], None]
 ) -> None:
     async def scenario(job: SimJob) -> None:
-        job.start_all("abc")
-        await job.until_works("abc")
+        await job.all_work("abc")
         await job.pass_time(job.loop.rng.uniform(TTL_S, 2 * TTL_S))
         deaf = job.leader if leads else job.followers()[0]
         victim = next(node for node in job.followers() if node is not deaf)
@@ -69,11 +68,10 @@ def test_the_others_hear_of_a_killed_member_though_one_of_them_is_deaf(
 
 @pytest.mark.parametrize("deafen", WAYS.values(), ids=WAYS)
 @simulated(max_nodes=3, peer_links=True)
-async def test_who_finds_out_that_it_is_deaf_restarts_nobody(
+async def test_a_node_that_finds_out_that_it_is_deaf_restarts_nobody(
     job: SimJob, deafen: Callable[[SimJob, SimNode], None]
 ) -> None:
-    nodes = job.start_all("abc")
-    await job.until_works("abc")
+    nodes = await job.all_work("abc")
     for _ in range(10):
         await job.pass_time(job.loop.rng.uniform(0, 2 * TTL_S))
         deafen(job, job.loop.rng.choice(nodes))
@@ -104,10 +102,11 @@ def compares(request: Request) -> bool:
 
 
 @simulated(min_nodes=1, max_nodes=3)
-async def test_a_leader_that_cannot_tell_whether_it_hears_declares_nobody_lost(job: SimJob) -> None:
+async def test_a_leader_that_does_not_know_whether_it_hears_declares_nobody_lost(
+    job: SimJob,
+) -> None:
     """Its keep-alives are answered, and its watches work; but nothing shows that they do."""
-    job.start_all("abc")
-    await job.until_works("abc")
+    await job.all_work("abc")
     leader, (victim, other) = job.leader, job.followers()
     link = leader.connection.link
     link.fail(EtcdPermissionError("refused by the test"), 10**6, compares)
@@ -125,8 +124,7 @@ async def test_a_leader_that_cannot_tell_whether_it_hears_declares_nobody_lost(j
 
 @simulated(max_nodes=4)
 async def test_to_find_out_costs_a_small_read_of_each_watch_per_ttl(job: SimJob) -> None:
-    nodes = job.start_all("abcd")
-    await job.until_works("abcd")
+    nodes = await job.all_work("abcd")
     await job.pass_time(2 * TTL_S)
     reads: list[Get] = []
     job.server.observers.append(

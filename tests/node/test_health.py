@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 import logging
-from typing import Any
 
 import pytest
 
@@ -59,10 +58,10 @@ def start(job: SimJob, names: str) -> None:
         node.agent = job.on(node, commit(node))
 
 
-async def works(job: SimJob, names: str, **options: Any) -> list[SimNode]:
-    nodes = job.start_all(names, **options)
-    await job.until_works(names)
-    return nodes
+def end_agent(node: SimNode) -> None:
+    """Let nobody call the node's library any more, though its process lives."""
+    assert node.agent is not None
+    node.agent.cancel()
 
 
 async def ask(job: SimJob, node_id: str, why: str = "why", etcd: Etcd | None = None) -> bool:
@@ -148,7 +147,7 @@ def test_a_node_that_waits_leaves_at_once_and_disturbs_nobody(with_a_world: bool
 
 @simulated(SEEDS, min_nodes=2, max_nodes=3)
 async def test_a_drain_outlives_the_session_it_stood_on(job: SimJob) -> None:
-    nodes = await works(job, "abc")
+    nodes = await job.all_work("abc")
     await nodes[0].node.be_drained("soon")
     await job.until(lambda: all(map(yields, nodes)), "all know", KNOWN_S)
     (before,) = job.server.snapshot(job.keys.drains.start)
@@ -195,7 +194,7 @@ async def test_what_a_node_is_asked_outlives_the_session_that_it_had(job: SimJob
 
 @simulated(range(3), min_nodes=2, max_nodes=2)
 async def test_a_request_to_leave_that_is_not_taken_leaves_no_lease_behind(job: SimJob) -> None:
-    nodes = await works(job, "ab")
+    nodes = await job.all_work("ab")
     etcd, there = job.server.connect(OPERATOR), set(job.server.leases())
     etcd.link.hold_requests(1.0, 1, puts(job.keys.drain(nodes[0].node_id)))
     asking = asyncio.ensure_future(ask(job, nodes[0].node_id, etcd=etcd))
@@ -208,7 +207,7 @@ async def test_a_request_to_leave_that_is_not_taken_leaves_no_lease_behind(job: 
 
 @simulated(SEEDS, min_nodes=2, max_nodes=3)
 async def test_a_drain_waits_for_an_etcd_that_is_away(job: SimJob) -> None:
-    nodes = await works(job, "abc")
+    nodes = await job.all_work("abc")
     nodes[0].connection.link.fail(
         EtcdUnavailableError("away"), 3, puts(job.keys.drain(nodes[0].node_id))
     )
@@ -222,7 +221,7 @@ async def test_a_drain_waits_for_an_etcd_that_is_away(job: SimJob) -> None:
 async def test_an_invalid_drain_stops_nobody_and_gives_way_to_a_valid_one(
     job: SimJob, value: bytes
 ) -> None:
-    nodes = await works(job, "ab")
+    nodes = await job.all_work("ab")
     for key in (job.keys.drain(nodes[0].node_id), job.keys.drains.start + b"\xff"):
         job.server.apply(Txn((), (Put(key, value),)))
     await job.pass_time(2 * TTL_S)
@@ -236,7 +235,7 @@ async def test_an_invalid_drain_stops_nobody_and_gives_way_to_a_valid_one(
 
 @simulated(range(3), min_nodes=2, max_nodes=2)
 async def test_only_a_node_that_is_there_is_asked_to_leave(job: SimJob) -> None:
-    nodes = await works(job, "ab")
+    nodes = await job.all_work("ab")
     assert not await ask(job, "c~1~x")
     assert await ask(job, nodes[0].node_id, "why")
     assert await ask(job, nodes[0].node_id, "another")
@@ -251,7 +250,7 @@ async def test_only_a_node_that_is_there_is_asked_to_leave(job: SimJob) -> None:
 async def test_a_node_that_is_wrongly_accused_just_then_is_asked_when_it_has_answered(
     job: SimJob, lives: bool, certain: bool
 ) -> None:
-    nodes = await works(job, "abc", delay_s=0.02)
+    nodes = await job.all_work("abc", delay_s=0.02)
     await job.pass_time(TTL_S)
     node, by = job.loop.rng.sample(job.followers(), 2)
     if not lives:
@@ -267,8 +266,7 @@ async def test_a_node_that_is_wrongly_accused_just_then_is_asked_when_it_has_ans
 async def test_a_request_to_leave_that_had_to_connect_first_waits_no_longer_for_an_answer(
     job: SimJob,
 ) -> None:
-    job.start_all("abc")
-    await job.until_works("abc")
+    await job.all_work("abc")
     await job.pass_time(TTL_S)
     node, by = job.followers()
     etcd = job.server.connect(OPERATOR)
@@ -309,8 +307,7 @@ def test_a_node_that_hangs_is_lost_and_the_others_know_why(links: bool, leads: b
         others = [each for each in job.nodes.values() if each is not node]
         assert node.world is not None
         seat = node.world
-        assert node.agent is not None
-        node.agent.cancel()
+        end_agent(node)
         threads[node.name].cancel()
         known_s = await job.until(lambda: not any(each.is_working for each in others), "all know")
         assert WATCHDOG_S - LOOK_S < known_s < WATCHDOG_S + LOOK_S + 3 * KNOWN_S
@@ -338,8 +335,7 @@ def test_a_node_that_hangs_is_lost_though_it_cannot_report_it(links: bool) -> No
         node = job.followers()[0]
         key = puts(job.keys.node(node.node_id))
         node.connection.link.fail(EtcdUnavailableError("away"), 1000, key)
-        assert node.agent is not None
-        node.agent.cancel()
+        end_agent(node)
         threads[node.name].cancel()
         others = [each for each in job.nodes.values() if each is not node]
         known_s = await job.until(lambda: not any(each.is_working for each in others), "all know")
@@ -381,10 +377,8 @@ async def test_a_thread_that_waits_in_the_library_or_for_a_round_does_not_hang(j
 
 def test_the_log_shows_once_where_the_thread_is(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario(job: SimJob) -> None:
-        (node,) = job.start_all("a")
-        await job.until_works("a")
-        assert node.agent is not None
-        node.agent.cancel()
+        (node,) = await job.all_work("a")
+        end_agent(node)
         node.node.call_ins.belong_to_this_thread()
         await job.pass_time(20 * WATCHDOG_S)
 
@@ -408,10 +402,9 @@ async def fails(node: SimNode, how: str) -> GateError:
 
 @simulated(SEEDS, min_nodes=2, max_nodes=3)
 async def test_a_member_that_does_not_pass_again_frees_its_seat_and_says_why(job: SimJob) -> None:
-    nodes = await works(job, "abc")
+    nodes = await job.all_work("abc")
     leaver = nodes[job.loop.rng.randrange(3)]
-    assert leaver.agent is not None
-    leaver.agent.cancel()
+    end_agent(leaver)
     error = await job.on(leaver, fails(leaver, "ended with exit code 3"))
     assert (error.node, error.exit_code, error.output) == (leaver.node_id, 3, "last line")
     others = [node.name for node in nodes if node is not leaver]
@@ -481,9 +474,7 @@ async def test_a_gate_s_failure_is_raised_though_etcd_does_not_answer(job: SimJo
 async def test_a_node_that_hangs_keeps_nothing_of_a_dead_job(job: SimJob) -> None:
     """Its process lives, and would renew the job's lease for as long as it does."""
     threads = await watched(job, "ab")
-    agent = job.nodes["a"].agent
-    assert agent is not None
-    agent.cancel()
+    end_agent(job.nodes["a"])
     threads["a"].cancel()
     await job.until_works("b")
     job.crash("b")
@@ -500,10 +491,9 @@ async def test_a_member_that_was_left_behind_and_hangs_does_not_lead_a_dead_job(
     job: SimJob,
 ) -> None:
     """It would keep the nodes of a job with other settings waiting for as long as it hangs."""
-    nodes = await works(job, "abc")
+    nodes = await job.all_work("abc")
     node, *others = job.loop.rng.sample(nodes, 3)
-    assert node.agent is not None
-    node.agent.cancel()
+    end_agent(node)
     node.node._member.evicted = True
     job.crash(*(each.name for each in others))
     await job.pass_time(TIMING.job_ttl_s + 2 * TTL_S)

@@ -18,12 +18,6 @@ LONG_LEASE = replace(TIMING, lease_ttl_s=30)
 LINKS = pytest.mark.parametrize("peer_links", [False, True], ids=["", "links"])
 
 
-async def formed(job: SimJob, names: str) -> list[SimNode]:
-    nodes = job.start_all(names)
-    await job.until_works(names)
-    return nodes
-
-
 async def report(
     job: SimJob, by: SimNode, node_id: Any, evidence: Any = "no heartbeat", *, certain: bool = False
 ) -> bool:
@@ -47,7 +41,7 @@ def test_a_dead_member_that_is_reported_is_lost_long_before_its_lease_ends(
     peer_links: bool, certain: bool, slice_nodes: int
 ) -> None:
     async def scenario(job: SimJob) -> None:
-        nodes = await formed(job, "abc")
+        nodes = await job.all_work("abc")
         await job.pass_time(35.0)  # the leader may trust what it does not hear
         victim = job.loop.rng.choice(nodes)
         rest = [node for node in nodes if node is not victim]
@@ -78,14 +72,13 @@ def test_a_wrong_report_costs_one_write_and_no_restart(peer_links: bool, certain
     """Whenever after the world was formed it is made."""
 
     async def scenario(job: SimJob) -> None:
-        nodes = await formed(job, "abc")
+        nodes = await job.all_work("abc")
         await job.pass_time(job.loop.rng.choice([0.0, 0.2, 5.0, 60.0]))
         by, about = job.loop.rng.sample(nodes, 2)
         assert await report(job, by, about.node_id, certain=certain)
         await job.pass_time(5.0)
         assert accusations(job) == []
-        assert restarts(job) == 0
-        assert job.works("abc")
+        job.assert_undisturbed("abc")
         # It was wrong: it may not say so again for a minute.
         assert not await report(job, by, about.node_id, certain=certain)
         await job.pass_time(QUIET_S + 5.0)
@@ -98,7 +91,7 @@ def test_a_wrong_report_costs_one_write_and_no_restart(peer_links: bool, certain
 
 @simulated(range(5), min_nodes=2, max_nodes=3, timing=LONG_LEASE)
 async def test_who_was_wrong_is_not_believed_in_the_next_world_either(job: SimJob) -> None:
-    by, about, other = await formed(job, "abc")
+    by, about, other = await job.all_work("abc")
     await job.pass_time(5.0)
     assert await report(job, by, about.node_id)
     await job.pass_time(2.0)
@@ -111,7 +104,7 @@ async def test_who_was_wrong_is_not_believed_in_the_next_world_either(job: SimJo
 
 def test_who_was_wrong_too_often_is_not_believed_any_more(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario(job: SimJob) -> None:
-        nodes = await formed(job, "abcde")
+        nodes = await job.all_work("abcde")
         by, *others = nodes
         made = [await report(job, by, node.node_id, certain=True) for node in others]
         assert made == [True] * MOST_MISTAKES + [False]
@@ -127,7 +120,7 @@ def test_a_member_that_was_lost_and_came_back_can_be_reported_again(peer_links: 
     """It had hung: what was said of it then was right."""
 
     async def scenario(job: SimJob) -> None:
-        nodes = await formed(job, "abc")
+        nodes = await job.all_work("abc")
         await job.pass_time(35.0)  # the leader may trust what it does not hear
         by, *others = nodes
         victim = job.loop.rng.choice(others)
@@ -150,7 +143,7 @@ async def test_a_member_that_comes_back_before_the_next_world_can_be_reported_in
 ) -> None:
     """Nobody works without it, so it comes back while the change still stands that has declared it
     lost."""
-    nodes = await formed(job, "abc")
+    nodes = await job.all_work("abc")
     await job.pass_time(35.0)
     by, *others = nodes
     victim = job.loop.rng.choice(others)
@@ -166,7 +159,7 @@ async def test_a_member_that_comes_back_before_the_next_world_can_be_reported_in
 
 @simulated(range(5), min_nodes=2, max_nodes=3, timing=LONG_LEASE)
 async def test_a_leader_that_is_reported_loses_the_lead_only_if_it_is_dead(job: SimJob) -> None:
-    await formed(job, "abc")
+    await job.all_work("abc")
     await job.pass_time(15.0)
     leader = job.leader
     by = job.followers()[0]
@@ -178,7 +171,7 @@ async def test_a_leader_that_is_reported_loses_the_lead_only_if_it_is_dead(job: 
 
 def test_a_member_that_has_gone_already_is_not_reported() -> None:
     async def scenario(job: SimJob) -> None:
-        nodes = await formed(job, "abc")
+        nodes = await job.all_work("abc")
         gone = nodes[0].node_id
         await job.leave("a")
         await job.until_works("bc")
@@ -199,7 +192,7 @@ def test_a_member_that_has_gone_already_is_not_reported() -> None:
 @pytest.mark.parametrize("out", ["expelled", "closed", "broken"])
 @simulated(range(2), min_nodes=2, max_nodes=3)
 async def test_who_has_no_session_and_gets_none_is_not_kept_waiting(job: SimJob, out: str) -> None:
-    nodes = await formed(job, "abc")
+    nodes = await job.all_work("abc")
     await job.pass_time(35.0)
     reporter, other = nodes[0], nodes[1]
     member, session = reporter.node._member, reporter.node.context.session
@@ -224,7 +217,7 @@ async def test_who_has_no_session_and_gets_none_is_not_kept_waiting(job: SimJob,
 
 @simulated(range(3), min_nodes=2, max_nodes=2, timing=LONG_LEASE)
 async def test_what_is_no_report(job: SimJob) -> None:
-    nodes = await formed(job, "ab")
+    nodes = await job.all_work("ab")
     by, other = nodes
     for node_id, evidence, problem in (
         (by.node_id, "it", "reports itself dead"),
@@ -246,7 +239,7 @@ async def test_what_is_no_report(job: SimJob) -> None:
 
 @simulated(range(3), min_nodes=1, max_nodes=2, timing=LONG_LEASE)
 async def test_long_and_hostile_evidence_is_cut(job: SimJob) -> None:
-    nodes = await formed(job, "ab")
+    nodes = await job.all_work("ab")
     await job.pass_time(15.0)
     job.crash("b")
     assert await report(job, nodes[0], nodes[1].node_id, "\x1b[2J" + "x" * 10_000)
@@ -259,7 +252,7 @@ async def test_long_and_hostile_evidence_is_cut(job: SimJob) -> None:
 @simulated(range(3), min_nodes=2, max_nodes=2)
 async def test_a_node_that_has_no_session_just_then_accuses_nobody(job: SimJob) -> None:
     """What it wrote would be on no lease, and would stay when the whole job has gone."""
-    a, b = await formed(job, "ab")
+    a, b = await job.all_work("ab")
     context, key = a.node.context, job.keys.node(b.node_id)
     (presence,) = [kv for kv in job.server.snapshot() if kv.key == key]
 
