@@ -1,7 +1,7 @@
 """Hostile values under the keys of a live job: what whole nodes make of them.
 
-Whatever stands there, nothing but this library's own errors comes out, each says which key it is
-about where one is to blame, nothing waits for ever, and once the value is gone all work again.
+Whatever the value is, only this library's own errors come out, each names the key that is to blame
+if one is, nothing waits forever, and once the value is gone all nodes work again.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ async def _meet(loop: MachineLoop, rng: random.Random) -> None:
 
 
 async def _converge(job: SimJob) -> None:
-    """Whoever has ended is started again; then all work in one world."""
+    """Start again the nodes that have ended; then all work in one world."""
     ends_s = job.loop.time() + CONVERGES_S
     while not (len(job.nodes) == len(NAMES) and job.works(NAMES)) and job.loop.time() < ends_s:
         for name in NAMES:

@@ -1,4 +1,4 @@
-"""Scenes for the pure decisions, written as one would tell them.
+"""Scenes for the pure decisions, written as a story.
 
 scene = Scene(2, 4, members="a b c", at=5)      # round 5 is formed with a, b, c as ranks 0, 1, 2
 scene.back("a b")                               # they have arrived for round 6
@@ -108,7 +108,7 @@ class Scene:
         return self.new(words, NOW_S - 90, arrived_for=self.control.round.number)
 
     def gone(self, words: str, ago_s: float | None = None) -> Scene:
-        """Without presence: for ever, or for so long."""
+        """Without presence: forever, or for so long."""
         for name in names(words):
             del self._present[name]
             if ago_s is not None:
@@ -121,7 +121,7 @@ class Scene:
         return self
 
     def left(self, words: str) -> Scene:
-        """Said goodbye and went."""
+        """Announced that they leave, and went."""
         self._left.update(dict.fromkeys(names(words), "left"))
         return self.gone(words)
 

@@ -1,4 +1,4 @@
-"""From when on a node that was accused counts as lost, and who watches whom."""
+"""From when on an accused node counts as lost, and which node watches which."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_an_accusation_from_before_etcd_went_back_is_not_certain() -> None:
     nodes = accused(100.0, GONE)
     assert lost_from_s(doubted(nodes, 9), "n0", trust_absence_s=500.0) == 500.0
     assert lost_from_s(doubted(nodes, 9), "n0") == 100.0 + ABSENCE_GRACE_S
-    assert doubted(nodes, 8) == nodes  # said since
+    assert doubted(nodes, 8) == nodes  # it is later
 
 
 def test_a_silent_host_has_longer_to_answer_and_the_leader_must_hear_well() -> None:

@@ -102,10 +102,10 @@ def test_a_change_holds_the_reasons_that_members_gave_for_rejoining() -> None:
     change = scene.new("x", because="no member").gone("c").change()
     assert isinstance(change, Change)
     assert change.waiters == ("a", "b", "x")
-    (told,) = change.because.items()
-    assert told[0] == "b"
-    assert told[1].startswith("exit\\ncode 1!")
-    assert len(told[1]) == 200
+    ((node_id, reason),) = change.because.items()
+    assert node_id == "b"
+    assert reason.startswith("exit\\ncode 1!")
+    assert len(reason) == 200
     names = " ".join(f"n{number:03}" for number in range(2 * NAMES_IN_CHANGE))
     change = Scene(2, 99, members=names).back(names, because="x").change()
     assert isinstance(change, Change)

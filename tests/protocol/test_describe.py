@@ -144,8 +144,8 @@ def test_a_peers_long_reason_leaves_room_for_the_others() -> None:
     scene = Scene(4, 4, members="a b c d").changed("c d").gone("c d").back("a b", NOW_S)
     control = scene.control
     assert control.change is not None
-    said = replace(control.change, lost={"c": "x" * 5_000, "d": "killed"})
-    line = round_text(replace(control, change=said), scene.nodes, 0, scene.settings)
+    change = replace(control.change, lost={"c": "x" * 5_000, "d": "killed"})
+    line = round_text(replace(control, change=change), scene.nodes, 0, scene.settings)
     assert line.endswith("lost d: killed")
     assert len(line) < 500
 
@@ -156,7 +156,7 @@ def test_a_member_that_still_works_has_not_arrived() -> None:
 
 
 def test_members_of_a_large_world_that_are_not_known_have_not_arrived() -> None:
-    """A part of their names is gone from etcd: whoever is there may be one of them, at work."""
+    """Some of the names are gone from etcd: any node there may be one of them, at work."""
     scene = Scene(3, 3, members="a nobody~1 nobody~2").slices().gone("nobody~1 nobody~2")
     scene = scene.new("b", arrived_for=5).back("a")
     arrived, text = arrived_text(scene.control, scene.nodes, scene.settings)

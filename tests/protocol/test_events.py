@@ -1,4 +1,4 @@
-"""What happened between two views of a job: told once, whatever lies between them."""
+"""The events between two views of a job: each once, whatever lies between the views."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ GONE = Accusation("b", "its process exited", is_certain=True, after_ms=4)
 
 
 class Story:
-    """Views one after the other, a second apart, and what is told of each."""
+    """Views one after the other, a second apart, and the events of each."""
 
     def __init__(self, scene: Scene | None = None) -> None:
         self.view: JobView | None = None
@@ -74,8 +74,8 @@ def test_an_end_that_a_restored_etcd_shows_again_is_no_event() -> None:
     assert [type(event) for event in story.sees(*seen(nobody, 20, 30, 40))] == [JobEnded]
     story = Story(next_world("a b"))  # its epoch is 90
     assert story.sees(*seen(next_world("a b"), 50)) == []
-    told = story.sees(*seen(next_world("a b").closed(), 50, 90))
-    assert [type(event) for event in told].count(JobEnded) == 1
+    events = story.sees(*seen(next_world("a b").closed(), 50, 90))
+    assert [type(event) for event in events].count(JobEnded) == 1
 
 
 def test_nothing_has_happened() -> None:
@@ -162,8 +162,8 @@ def test_members_beyond_those_that_a_change_names() -> None:
     scene = world().gone("b c").changed(lost="b")
     assert scene.control.change is not None
     more = replace(scene.control.change, unnamed=1)
-    told = story.sees(replace(scene.control, change=more), scene.nodes, [])
-    assert told[:2] == [
+    events = story.sees(replace(scene.control, change=more), scene.nodes, [])
+    assert events[:2] == [
         NodeLost("b", "lease expired", None),
         NodeLost("c", "lease expired", None),
     ]

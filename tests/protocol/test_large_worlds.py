@@ -86,7 +86,7 @@ def test_a_node_that_has_not_arrived_again_may_be_an_unknown_member(members: str
 
 
 def test_a_member_whose_slice_is_gone_keeps_its_seat_though_others_came_before_it() -> None:
-    """It says itself that it was in the world: a new one without it would begin again."""
+    """It claims itself that it was in the world: a new one without it would begin again."""
     scene = Scene(1, 2, members="a nobody~1").gone("a nobody~1").slices().new("x y", NOW_S - 9)
     scene.new("b", NOW_S - 1, trained=scene.control.epoch)
     assert scene.closed_world() == "b x"

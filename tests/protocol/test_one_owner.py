@@ -18,7 +18,7 @@ REQUESTS = {"Txn", "Put", "Delete", "Compare", "Get"}
 KEYS = {"KeyRange", "prefix_end"}
 PARTS_OF_KEYS = {"root", "start", "end"}
 KNOW_KEYS = ("node", "world", "kv", "torch_plugin")
-"""Who is given keys, and might put one together from what it was given."""
+"""The packages that are given keys, and might put together another one."""
 
 
 def built_by_hand(source: str, *, knows_keys: bool = True) -> Iterator[tuple[int, str]]:

@@ -1,4 +1,4 @@
-"""Who gets which rank."""
+"""Which node gets which rank."""
 
 from __future__ import annotations
 

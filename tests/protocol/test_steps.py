@@ -1,4 +1,4 @@
-"""What a node does next: told as the story of one node, and in tables."""
+"""The next step of a node: as the story of one node, and in tables."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ class Story:
 
 
 def a_member(members: str = "a me") -> Story:
-    """Who works in round 1."""
+    """A node that works in round 1."""
     story = Story().joins().arrives().sees(members)
     story.enters()
     return story
@@ -257,7 +257,7 @@ def test_a_member_repairs_what_etcd_has_lost() -> None:
 def test_a_member_that_has_finished_shows_that_and_notices_that_it_is_left_behind() -> None:
     me = a_member()
     me.member.finish()
-    assert me.beside() is WorkingStep.REPAIR  # its presence does not say so yet
+    assert me.beside() is WorkingStep.REPAIR  # its presence does not show it yet
     back = me.member.plan_return()
     assert back is not None
     assert back.finished

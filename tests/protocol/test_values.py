@@ -97,10 +97,10 @@ def test_another_format_is_named_and_nothing_is_to_be_deleted() -> None:
     """A job of another version may be using it."""
     value = b'{"v":2,"run":"r","round":1,"waiters":[],"lost":{}}'
     kv = KeyValue(KEY, value, 1, 3, 2, lease_id=7)
-    with pytest.raises(StateVersionError, match=r"version 2.*written at revision 3") as told:
+    with pytest.raises(StateVersionError, match=r"version 2.*written at revision 3") as caught:
         decode_key(values.decode_change, kv)
-    assert "one version of rdzv-etcd" in str(told.value)
-    assert "elete" not in str(told.value)
+    assert "one version of rdzv-etcd" in str(caught.value)
+    assert "elete" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -232,7 +232,7 @@ def highest(decode: Callable[[bytes, bytes], Any], value: bytes, field: str) -> 
 
 @pytest.mark.parametrize("field", ["round", "epoch_base", "epoch"])
 def test_after_any_record_that_is_read_the_next_steps_can_be_written(field: str) -> None:
-    """Nobody could form a world any more."""
+    """Otherwise no node could form a world any more."""
     whole = Round(1, "run", ("a", "b"), JobSettings(1, 2), "h", 1, 7)
     record = highest(values.decode_round, values.encode_round(whole), field)
     control = Control(REVISION, record, REVISION)
@@ -246,7 +246,7 @@ def test_after_any_record_that_is_read_the_next_steps_can_be_written(field: str)
     values.encode_round(replace(record, closure=closure))
     values.encode_ended([Ended(record.origin, closure, control.epoch)])
     values.encode_round(replace(record, epoch_fixed=control.epoch))
-    number = min(control.next_number, MAX_ROUND)  # nobody follows the last one
+    number = min(control.next_number, MAX_ROUND)  # no round follows the last one
     following = replace(record, number=number, epoch_base=control.epoch, epoch_fixed=None)
     values.encode_round(following)
     values.encode_epoch(following.epoch_base)

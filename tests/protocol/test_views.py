@@ -44,7 +44,7 @@ def put(change: Change, revision: int) -> Event:
 
 
 def test_news_older_than_what_a_node_has_written_itself_changes_nothing() -> None:
-    """The node shows its own write at once; the watch, which lags, tells what came before it."""
+    """The node shows its own write at once; the watch, which lags, brings earlier changes."""
     view = Control(10, change=NEW, change_revision=10)
     deleted = Event(EventKind.DELETE, KeyValue(KEYS.change, b"", 0, 9, 0))
     assert control_after(KEYS, view, 9, [put(OLD, 8), deleted]) == view
