@@ -181,8 +181,9 @@ class ViewWatch(Generic[V]):
         known = self._revision
         request, range_end = self._request, self._request.range_end
         if self._in_parts and range_end is not None:
-            keys, limit_s = KeyRange(request.key, range_end), within(self._clock, timeout_s)
-            result = await read_pages(self._etcd, keys, limit_s=limit_s)
+            limit_s = within(self._clock, timeout_s)
+            reading = read_range(self._etcd, request.key, range_end, limit_s=limit_s)
+            result = await _joined(reading)
         else:
             result = await self._etcd.get(request, timeout_s=timeout_s)
         if result.revision < known:
@@ -342,6 +343,10 @@ async def read_pages(
     Raises EtcdError.
     """
     reading = read_range(etcd, keys.start, keys.end, keys_only=keys_only, limit_s=limit_s)
+    return await _joined(reading)
+
+
+async def _joined(reading: AsyncIterator[GetResult]) -> GetResult:
     parts = [part async for part in reading]
     found = tuple(kv for part in parts for kv in part.kvs)
     return replace(parts[0], kvs=found)
