@@ -116,15 +116,22 @@ class LeakCheck:
         gc.collect()
         return sorted(set(_sockets()) - set(self._sockets))
 
-    def _allowed(self, job: _WatchedJob, key: bytes) -> bool:
-        return key[len(job.root) :].startswith(self.keys_allowed)
+    def _may_stay(self, key: bytes) -> bool:
+        """Whether the part of a key below its job's root is allowed to stay."""
+        return key.startswith(self.keys_allowed)
 
     def _new_keys(self, job: _WatchedJob) -> list[str]:
-        return [repr(key) for key in job.store.keys(job.root) if not self._allowed(job, key)]
+        keys = job.store.keys(job.root)
+        return [repr(key) for key in keys if not self._may_stay(key[len(job.root) :])]
 
     def _new_leases(self, job: _WatchedJob) -> list[str]:
-        stored = job.store.keys(job.root).items()
-        kept = {value.lease_id for key, value in stored if self._allowed(job, key)}
+        """A test's other jobs, which have ids of their own, may leave the same behind."""
+        jobs = job.root[: job.root.rindex(b"/", 0, -1) + 1]
+        kept = {
+            value.lease_id
+            for key, value in job.store.keys(jobs).items()
+            if self._may_stay(key[len(jobs) :].partition(b"/")[2])
+        }
         return [f"{lease:016x}" for lease in job.store.leases() - job.leases_before - kept]
 
 
