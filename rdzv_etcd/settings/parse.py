@@ -321,6 +321,11 @@ def _timing(given: _Given, job: JobSettings) -> Timing:
     fields = given.fields(Timing)
     fields["lease_ttl_s"] = _lease_ttl_s(given)
     timing = Timing(**fields)
+    if timing.job_ttl_s < timing.lease_ttl_s:
+        raise SettingsError(
+            f"job_lease_ttl={timing.job_ttl_s} is shorter than a node's lease "
+            f"({timing.lease_ttl_s} s): the job's keys would vanish before its nodes do"
+        )
     last_call_s, join_timeout_s = timing.last_call_timeout_s, timing.join_timeout_s
     if given.value("last_call_timeout") and last_call_s > join_timeout_s and job.is_elastic:
         raise SettingsError(

@@ -6,6 +6,7 @@ are for, nor put one in a message.
 
 from __future__ import annotations
 
+import logging
 import os
 import stat
 from dataclasses import replace
@@ -16,6 +17,9 @@ from rdzv_etcd.process import begun_in_thread, wait_for_result
 from rdzv_etcd.settings.connection import Credentials
 from rdzv_etcd.settings.fields import MAX_SECRET
 
+_log = logging.getLogger(__name__)
+
+_WARN_AFTER_S = 10.0
 _from_pipes: dict[tuple[int, int], bytes] = {}
 """What was in a pipe, by its device and inode: it can be read only once in a process."""
 
@@ -92,7 +96,13 @@ def _read_pipe(path: Path, named: str, limit_s: float) -> bytes:
             return pipe.read(MAX_SECRET + 1)
 
     reading = begun_in_thread(read, "rdzv-etcd secret")
-    if not wait_for_result(reading, limit_s):
+    if not wait_for_result(reading, _WARN_AFTER_S):
+        _log.warning(
+            "waiting for a command to write to the pipe %s and close it, for at most %g s",
+            named,
+            limit_s,
+        )
+    if not wait_for_result(reading, limit_s - _WARN_AFTER_S):
         raise SettingsError(
             f"{named} is a pipe, and no command has written to it and closed it within "
             f"{limit_s:g} s: does the command run that should?"

@@ -181,6 +181,7 @@ def test_contradictions_name_what_was_typed(pem: Path, tmp_path: Path) -> None:
     refused("keep_alive_interval × keep_alive_max_attempt is 1 s", keep_alive_interval="0.2")
     refused("lease_ttl=10 contradicts", lease_ttl="10", keep_alive_interval="5")
     refused("last_call_timeout=20 is longer than timeout=10", last_call_timeout=20, timeout=10)
+    refused("job_lease_ttl=5 is shorter", job_lease_ttl=5)
     refused(r"--rdzv-endpoint 'h1:x'", endpoint="h1:x")
     refused("node_unit", node_unit=5)
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rdzv_etcd.errors import SettingsError
-from rdzv_etcd.settings import Credentials
+from rdzv_etcd.settings import Credentials, secrets
 from rdzv_etcd.settings.fields import MAX_SECRET
 from rdzv_etcd.settings.secrets import read_again, read_secret
 from tests.settings.tools import refused, settings
@@ -68,7 +68,13 @@ def test_a_password_from_a_pipe_is_read_once_and_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("written", ["", "half of i"])
-def test_a_pipe_that_is_never_closed_is_given_up(written: str, tmp_path: Path) -> None:
+def test_a_pipe_that_is_never_closed_is_given_up(
+    written: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(secrets, "_WARN_AFTER_S", 0.1)
     pipe = tmp_path / "password"
     os.mkfifo(pipe)
     both_ends = os.open(pipe, os.O_RDWR)
@@ -78,6 +84,9 @@ def test_a_pipe_that_is_never_closed_is_given_up(written: str, tmp_path: Path) -
             read_secret(pipe, "password_file", limit_s=0.2)
     finally:
         os.close(both_ends)
+    (warning,) = caplog.messages
+    assert str(pipe) in warning
+    assert "half" not in warning
 
 
 def test_a_pipe_that_is_written_late_is_waited_for(tmp_path: Path) -> None:
