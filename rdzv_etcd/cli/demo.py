@@ -26,7 +26,6 @@ from rdzv_etcd.cli.watch import LiveView, follow
 from rdzv_etcd.clock import SystemClock
 from rdzv_etcd.embedded.start import ensure_etcd
 from rdzv_etcd.errors import RdzvEtcdError
-from rdzv_etcd.protocol.events import JobEvent, WorldFormed
 from rdzv_etcd.settings import Settings, settings_from_config
 from rdzv_etcd.text import many, shown
 
@@ -96,20 +95,20 @@ def demo(*, as_json: bool) -> int:
         fields = [asdict(each) for each in recoveries]
         result = {"accuracy": round(last.accuracy, 4), "steps": last.step, "recoveries": fields}
         output.show_json("demo", result)
-    else:
-        columns = ("WHAT HAPPENED", "NODES", "NEW WORLD AFTER", "TRAINS AFTER", "STEPS REPEATED")
-        rows = [
-            (
-                each.what,
-                each.size,
-                "-" if each.formed_s is None else output.duration(each.formed_s),
-                output.duration(each.took_s),
-                each.steps_again,
-            )
-            for each in recoveries
-        ]
-        output.console().print(output.table(columns, rows), soft_wrap=True)
-        output.print_line(f"accuracy {last.accuracy:.1%} after {last.step} steps", "bold")
+        return output.DONE
+    rows = [
+        (
+            each.what,
+            each.size,
+            None if each.formed_s is None else output.duration(each.formed_s),
+            output.duration(each.took_s),
+            each.steps_again,
+        )
+        for each in recoveries
+    ]
+    columns = ("WHAT HAPPENED", "NODES", "NEW WORLD AFTER", "TRAINS AFTER", "STEPS REPEATED")
+    output.print_table(columns, rows)
+    output.print_line(f"accuracy {last.accuracy:.1%} after {last.step} steps", "bold")
     return output.DONE
 
 
@@ -137,7 +136,7 @@ def _an_etcd() -> Iterator[Settings]:
 
 
 async def _run(settings: Settings, folder: Path, as_json: bool) -> tuple[list[Retraining], Step]:
-    with DemoView(is_quiet=as_json, with_pids=True) as view:  # with JSON only the result is shown
+    with LiveView(is_quiet=as_json, with_pids=True) as view:  # with JSON only the result is shown
         play = Play(settings.connection.endpoints[0].target, view, folder)
         following = asyncio.create_task(follow(settings, view, until_ended=False))
         try:
@@ -148,21 +147,10 @@ async def _run(settings: Settings, folder: Path, as_json: bool) -> tuple[list[Re
             await asyncio.gather(following, return_exceptions=True)
 
 
-class DemoView(LiveView):
-    """Notes also when each world was formed."""
-
-    formed_s: float = 0.0
-
-    def show(self, event: JobEvent) -> None:
-        super().show(event)
-        if isinstance(event, WorldFormed):
-            self.formed_s = event.wall_s
-
-
 class Play:
     """The agents of the demo and what is done to them; :meth:`close` ends those that are left."""
 
-    def __init__(self, endpoint: str, view: DemoView, folder: Path) -> None:
+    def __init__(self, endpoint: str, view: LiveView, folder: Path) -> None:
         self._endpoint = endpoint
         self._view = view
         self._folder = folder
@@ -180,13 +168,13 @@ class Play:
         for name in "abc":
             await self._start(name)
         await self._train(3)
-        self._view.say("killing agent c: SIGKILL", style="bold")
+        self._view.print_line("killing agent c: SIGKILL", style="bold")
         killed_s = time.time()
         self._agents.pop("c").kill()
         lost = await self._train(2, "agent c killed", killed_s)
         await self._start("d")
         added = await self._train(3, "agent d added")
-        self._view.say("done: letting the training finish", style="bold")
+        self._view.print_line("done: letting the training finish", style="bold")
         (self._folder / "finish").touch()
         while self._agents:
             await self._next()
@@ -197,15 +185,15 @@ class Play:
         before, first = self._last, await self._next_step()
         epoch = 0 if before is None else before.epoch
         while first.epoch <= epoch or first.size != size:
-            if before is not None and first.epoch <= epoch and first.step >= before.step:
-                before = first
+            if before is not None and first.epoch == epoch:
+                before = max(before, first, key=lambda step: step.step)
             first = await self._next_step()
         since_s = since_s or (first.wall_s if before is None else before.wall_s)
         formed_s = self._view.formed_s - since_s
         took_s = round(first.wall_s - since_s, 3)
         again = 0 if before is None else max(0, before.step - first.resumed)
         if what:
-            self._view.say(
+            self._view.print_line(
                 f"{what}: the world of {size} trains after {output.duration(took_s)}, "
                 f"{many(again, 'step')} repeated",
                 style="bold",
@@ -256,7 +244,7 @@ class Play:
         )
         self._agents[name] = agent
         self._readers.append(asyncio.create_task(self._read(name, agent)))
-        self._view.say(f"started torchrun agent {name}, pid {agent.pid}", style="bold")
+        self._view.print_line(f"started torchrun agent {name}, pid {agent.pid}", style="bold")
 
     async def _read(self, name: str, agent: Process) -> None:
         async for line in cast(asyncio.StreamReader, agent.stdout):

@@ -66,15 +66,13 @@ def train(folder: Path) -> None:
 
 def average(model: nn.Module, wants_end: bool) -> bool:
     """Average the gradients over all workers; return whether one of them wants to end."""
-    gradients = [each.grad for each in model.parameters() if each.grad is not None]
-    flat = torch.cat([*(each.flatten() for each in gradients), torch.tensor([float(wants_end)])])
-    dist.all_reduce(flat)
-    flat /= dist.get_world_size()
-    at = 0
-    for each in gradients:
-        each.copy_(flat[at : at + each.numel()].view_as(each))
-        at += each.numel()
-    return bool(flat[-1] > 0)
+    wish = torch.tensor(float(wants_end))
+    dist.all_reduce(wish)
+    for each in model.parameters():
+        if each.grad is not None:
+            dist.all_reduce(each.grad)
+            each.grad /= dist.get_world_size()
+    return bool(wish > 0)
 
 
 def descend(model: nn.Module) -> None:

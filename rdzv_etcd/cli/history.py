@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import click
 
@@ -35,6 +35,10 @@ from rdzv_etcd.protocol.model import Control
 from rdzv_etcd.settings import Settings
 from rdzv_etcd.text import many, shown
 from rdzv_etcd.world_change import left, lost, rejoined
+
+T = TypeVar("T")
+
+_EMPTY: dict[str, Any] = {}
 
 _FORMATS = (".svg", ".png", ".pdf")
 _NUMBERED = 40
@@ -205,7 +209,7 @@ async def _read(settings: Settings) -> tuple[Job, list[Note]]:
 
 
 def read_note(kv: KeyValue) -> Note | None:
-    """Read what of a note can be read; ``None`` if it is none."""
+    """Read what of a note can be read; ``None`` if it is not a note."""
     try:
         raw = json.loads(kv.value[:_LONGEST_NOTE])
     except (ValueError, RecursionError):
@@ -213,56 +217,44 @@ def read_note(kv: KeyValue) -> Note | None:
     number = _number(raw, "round") if isinstance(raw, dict) else None
     if number is None:
         return None
-    change = _mapping(raw, "change")
-    gone = {name: str(how) for name, how in _mapping(change, "lost").items()}
+    change = _field(raw, "change", _EMPTY)
+    gone = {name: str(how) for name, how in _field(change, "lost", _EMPTY).items()}
     were_lost, have_left = lost_and_left(gone)
-    latencies = _mapping(change, "lost_after_s")
+    latencies = _field(change, "lost_after_s", _EMPTY)
     size = _number(raw, "size")
+    refused = _field(raw, "refused", _EMPTY)
+    node = _field(refused, "node", "")
     return Note(
         int(number),
-        _text(raw, "run"),
+        _field(raw, "run", ""),
         kv.mod_revision,
         None if size is None else int(size),
-        _text(raw, "because"),
+        _field(raw, "because", ""),
         _number(raw, "open_s"),
-        _text(raw, "closed_by"),
-        _text(raw, "last_arrival") or None,
+        _field(raw, "closed_by", ""),
+        _field(raw, "last_arrival", "") or None,
         _number(raw, "last_arrival_after_s"),
         _number(raw, "wall_s"),
         were_lost,
         have_left,
-        _names(change, "waiters"),
+        tuple(map(str, _field(change, "waiters", []))),
         {name: after_s for name in latencies if (after_s := _number(latencies, name)) is not None},
-        {name: str(why) for name, why in _mapping(raw, "came_back").items()},
-        _refusal(_mapping(raw, "refused")),
+        {name: str(why) for name, why in _field(raw, "came_back", _EMPTY).items()},
+        Refusal(node, _field(refused, "why", ""), _number(refused, "wall_s")) if node else None,
     )
 
 
-def _refusal(raw: Mapping[str, object]) -> Refusal | None:
-    node = _text(raw, "node")
-    return Refusal(node, _text(raw, "why"), _number(raw, "wall_s")) if node else None
-
-
-def _number(raw: Mapping[str, object], name: str) -> float | None:
+def _number(raw: Mapping[str, Any], name: str) -> float | None:
     value = raw.get(name)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return value if abs(value) < 10**15 else None
 
 
-def _text(raw: Mapping[str, object], name: str) -> str:
+def _field(raw: Mapping[str, Any], name: str, default: T) -> T:
+    """Return a field, or the default if it has not that one's type."""
     value = raw.get(name)
-    return value if isinstance(value, str) else ""
-
-
-def _names(raw: Mapping[str, object], name: str) -> tuple[str, ...]:
-    value = raw.get(name)
-    return tuple(map(str, value)) if isinstance(value, list) else ()
-
-
-def _mapping(raw: Mapping[str, object], name: str) -> Mapping[str, object]:
-    value = raw.get(name)
-    return value if isinstance(value, dict) else {}
+    return value if isinstance(value, type(default)) else default
 
 
 # --- for people -----------------------------------------------------------------------------------
@@ -282,9 +274,7 @@ def _show(job: Job, notes: Sequence[Note]) -> None:
     if notes:
         columns = ("ROUND", "WHEN", "NODES", "FORMED IN", "CLOSED BECAUSE", "LAST TO ARRIVE")
         rows = [_row(note, names) for note in notes]
-        output.console().print(
-            output.table((*columns, "ENDED THE ROUND BEFORE"), rows), soft_wrap=True
-        )
+        output.print_table((*columns, "ENDED THE ROUND BEFORE"), rows)
     for refusal in dict.fromkeys(note.refused for note in notes if note.refused is not None):
         at = "" if refusal.wall_s is None else f" at {when(refusal.wall_s, time.time())}"
         output.print_line(f"{names(refusal.node)} could not join{at}: {shown(refusal.why)}")
@@ -298,11 +288,11 @@ def _show(job: Job, notes: Sequence[Note]) -> None:
 def _row(note: Note, names: Names) -> tuple[object, ...]:
     return (
         note.round,
-        "-" if note.wall_s is None else when(note.wall_s, time.time()),
-        "-" if note.size is None else note.size,
-        "-" if note.open_s is None else output.duration(note.open_s),
-        note.because or "-",
-        names(note.last_arrival) if note.last_arrival else "-",
+        None if note.wall_s is None else when(note.wall_s, time.time()),
+        note.size,
+        None if note.open_s is None else output.duration(note.open_s),
+        note.because,
+        note.last_arrival and names(note.last_arrival),
         what_ended(note, names),
     )
 

@@ -86,14 +86,18 @@ def line(value: object, style: str = "") -> Text:
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[object | Text]]) -> Text:
-    """Lay out a table; print it with ``soft_wrap``. A cell that is not a :class:`Text` becomes one.
+    """Lay out a table; print it with ``soft_wrap``. A cell that is not a :class:`Text` becomes one,
+    and nothing becomes a dash.
 
     No column is squeezed. The last one is a sentence: where the terminal is too narrow for it, it
     is on lines of its own below its row, and so are the columns before it that do not fit.
     """
     width = None if _is_wide() else console().width
     cells = [
-        [each if isinstance(each, Text) else cell(each) for each in row[:-1]]
+        [
+            each if isinstance(each, Text) else cell("-" if each in (None, "") else each)
+            for each in row[:-1]
+        ]
         + [row[-1] if isinstance(row[-1], Text) else line(row[-1])]
         for row in rows
     ]
@@ -132,6 +136,10 @@ def _row(cells: Sequence[Text], widths: Sequence[int]) -> Text:
             row.append(" " * (widths[at] - each.cell_len) + _GAP)
     row.rstrip()
     return row
+
+
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[object | Text]]) -> None:
+    console().print(table(columns, rows), soft_wrap=True)
 
 
 def show_json(kind: str, fields: Mapping[str, object]) -> None:

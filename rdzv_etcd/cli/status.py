@@ -7,7 +7,6 @@ import time
 from dataclasses import asdict
 
 import click
-from rich.console import RenderableType
 from rich.text import Text
 
 from rdzv_etcd.cli import output
@@ -51,40 +50,26 @@ def status(*, job: str | None, every_node: bool, target: JobTarget, as_json: boo
 async def _one(settings: Settings, every_node: bool, as_json: bool) -> int:
     async with connected(settings) as etcd:
         began_s = time.monotonic()
-        try:
-            view = await read_job(
-                etcd,
-                JobKeys(settings.prefix, settings.job_id),
-                every_node=every_node,
-                closely=True,
-            )
-        except StateCorruptError as error:
-            return _corrupt(settings.job_id, error, as_json)
+        report, view = await _report(
+            etcd, settings, settings.job_id, every_node=every_node, closely=True
+        )
         took_s = time.monotonic() - began_s
-    report = report_on(view)
     if as_json:
         output.show_json("status", as_fields(report, view))
     else:
-        show(report, f"etcd {settings.connection}, read in {output.duration(took_s)}")
+        where = f"etcd {settings.connection}, read in {output.duration(took_s)}"
+        for part in render(report, where):
+            output.console().print(part, soft_wrap=True)
     return report.state.exit_code
-
-
-def _corrupt(job: str, error: StateCorruptError, as_json: bool) -> int:
-    report = Report(job, State.UNKNOWN, str(error))
-    if as_json:
-        output.show_json("status", as_fields(report, None))
-    else:
-        show(report, "")
-    return State.UNKNOWN.exit_code
 
 
 async def _all_jobs(settings: Settings, as_json: bool) -> int:
     async with connected(settings) as etcd:
         jobs, is_all = await jobs_under(etcd, settings.prefix, _JOBS)
-        reports = []
+        reports: list[Report] = []
         for at in range(0, len(jobs), _AT_ONCE):
-            some = (_brief(etcd, settings, job) for job in jobs[at : at + _AT_ONCE])
-            reports += await asyncio.gather(*some)
+            some = (_report(etcd, settings, job) for job in jobs[at : at + _AT_ONCE])
+            reports += [report for report, _ in await asyncio.gather(*some)]
     if as_json:
         fields = {"jobs": [_brief_fields(report) for report in reports], "is_all": is_all}
         output.show_json("jobs", fields)
@@ -93,31 +78,29 @@ async def _all_jobs(settings: Settings, as_json: bool) -> int:
         output.print_line(f"no job under {settings.prefix} at {settings.connection}")
         return output.DONE
     rows = [(report.job, _verdict(report.state), report.headline) for report in reports]
-    output.console().print(output.table(("JOB", "STATE", ""), rows), soft_wrap=True)
+    output.print_table(("JOB", "STATE", ""), rows)
     if not is_all:
         output.print_line(f"only the first {len(jobs)} jobs are shown")
     return output.DONE
 
 
-async def _brief(etcd: Etcd, settings: Settings, job: str) -> Report:
+async def _report(
+    etcd: Etcd, settings: Settings, job: str, *, every_node: bool = False, closely: bool = False
+) -> tuple[Report, Job | None]:
+    """Read and judge a job. Raises EtcdError."""
+    keys = JobKeys(settings.prefix, job)
     try:
-        return report_on(await read_job(etcd, JobKeys(settings.prefix, job)))
+        view = await read_job(etcd, keys, every_node=every_node, closely=closely)
     except StateCorruptError as error:
-        return Report(job, State.UNKNOWN, str(error))
+        return Report(job, State.UNKNOWN, str(error)), None
+    return report_on(view), view
 
 
 # --- for people -----------------------------------------------------------------------------------
 
 
-def show(report: Report, where: str) -> None:
-    """Print a report."""
-    console = output.console()
-    for part in render(report, where):
-        console.print(part, soft_wrap=isinstance(part, Text))
-
-
-def render(report: Report, where: str) -> list[RenderableType]:
-    """Make what rich prints of a report."""
+def render(report: Report, where: str) -> list[Text]:
+    """Make the lines, and the table, that show a report."""
     head = Text.assemble(
         output.cell(report.job, "bold"),
         "  ",
@@ -125,24 +108,18 @@ def render(report: Report, where: str) -> list[RenderableType]:
         "  ",
         output.line(report.headline),
     )
-    lines: list[RenderableType] = [head]
-    lines += [output.line(f"    {detail}") for detail in report.details]
+    lines = [head, *(output.line(f"    {detail}") for detail in report.details)]
     if where:
         lines.append(output.line(f"    {where}", "dim"))
     if report.rows:
-        lines += [Text(""), nodes_table(report)]
+        columns = ("NODE", "RANK", "STATE", "ADDRESS", "LAST HEARD", "PID", "")
+        lines += [Text(""), output.table(columns, [_cells(row) for row in report.rows])]
     if report.next_step:
         lines.append(Text.assemble(("next: ", "bold"), output.line(report.next_step)))
     return lines
 
 
-def nodes_table(report: Report) -> RenderableType:
-    rows = [_cells(row) for row in report.rows]
-    return output.table(("NODE", "RANK", "STATE", "ADDRESS", "LAST HEARD", "PID", ""), rows)
-
-
 def _cells(row: Row) -> tuple[object, ...]:
-    rank = "-" if row.rank is None else row.rank
     state = row.state.upper() if row.state in ("lost", "corrupt") else row.state
     notes = ["leader"] if row.leads else []
     notes += [row.why] if row.why else []
@@ -150,19 +127,19 @@ def _cells(row: Row) -> tuple[object, ...]:
     notes += ["keep-alive overdue"] if row.is_overdue else []
     return (
         row.name,
-        rank,
+        row.rank,
         output.cell(state, _STYLES.get(row.state, "")),
-        row.address or "-",
+        row.address,
         heard(row),
-        pid_of(row.node_id) or "-",
+        pid_of(row.node_id),
         "; ".join(notes),
     )
 
 
-def heard(row: Row) -> str:
+def heard(row: Row) -> str | None:
     """When etcd last heard of a node: its lease has so many whole seconds left."""
     if row.heard is None:
-        return "-"
+        return None
     return f"<{row.heard.silent_s + 1} s (of {row.heard.granted_s})"
 
 
@@ -183,49 +160,49 @@ def _verdict(state: State) -> Text:
 
 def as_fields(report: Report, view: Job | None) -> dict[str, object]:
     """What ``--json`` prints of a report; docs/cli.md describes it."""
-    fields: dict[str, object] = {
-        **_brief_fields(report),
-        "details": list(report.details),
-        "next_step": report.next_step or None,
-    }
+    fields = _brief_fields(report)
+    fields |= {"details": list(report.details), "next_step": report.next_step or None}
     if view is None:
         return fields
     control = view.control
-    record, closure, change = control.round, control.closure, control.open_change
-    refused = control.refused
-    fields["revision"] = control.revision
-    fields["epoch"] = control.epoch or None
-    fields["present"] = view.count
-    fields["leader"] = view.state.leader
-    fields["round"] = record and {
-        "number": record.number,
-        "run": record.run,
-        "size": record.size,
-        "min_nodes": record.settings.min_nodes,
-        "max_nodes": record.settings.max_nodes,
-        "master": {"address": record.master_address, "port": record.master_port},
-    }
+    record, change, refused = control.round, control.open_change, control.refused
     lost, left = lost_and_left({} if change is None else change.lost)
-    fields["change"] = change and {
-        "lost": lost,
-        "left": left,
-        "waiters": list(change.waiters),
-        "unnamed": change.unnamed,
-        "because": dict(change.because),
+    return fields | {
+        "revision": control.revision,
+        "epoch": control.epoch or None,
+        "present": view.count,
+        "leader": view.state.leader,
+        "round": record
+        and {
+            "number": record.number,
+            "run": record.run,
+            "size": record.size,
+            "min_nodes": record.settings.min_nodes,
+            "max_nodes": record.settings.max_nodes,
+            "master": {"address": record.master_address, "port": record.master_port},
+        },
+        "change": change
+        and {
+            "lost": lost,
+            "left": left,
+            "waiters": list(change.waiters),
+            "unnamed": change.unnamed,
+            "because": dict(change.because),
+        },
+        "closed": control.closure and asdict(control.closure),
+        "drains": [
+            {"node": node_id, **asdict(drain), "epoch": drain.epoch or None}
+            for node_id, drain in sorted(view.drains.items())
+        ],
+        "refused": refused
+        and {
+            "node": refused.node_id,
+            "why": refused.why,
+            **asdict(refused.settings),
+            "wall_s": refused.wall_s,
+        },
+        "nodes": [row_fields(row) for row in report.rows] if view.is_complete else None,
     }
-    fields["closed"] = closure and asdict(closure)
-    fields["drains"] = [
-        {"node": node_id, **asdict(drain), "epoch": drain.epoch or None}
-        for node_id, drain in sorted(view.drains.items())
-    ]
-    fields["refused"] = refused and {
-        "node": refused.node_id,
-        "why": refused.why,
-        **asdict(refused.settings),
-        "wall_s": refused.wall_s,
-    }
-    fields["nodes"] = [row_fields(row) for row in report.rows] if view.is_complete else None
-    return fields
 
 
 def row_fields(row: Row) -> dict[str, object]:

@@ -12,7 +12,6 @@ import re
 import time
 from collections.abc import Iterator
 from types import TracebackType
-from typing import TypeVar
 
 import click
 from rich.console import Group, RenderableType
@@ -40,13 +39,10 @@ from rdzv_etcd.protocol.events import (
     WorldFormed,
     WorldOver,
 )
-from rdzv_etcd.protocol.job_state import JobState
 from rdzv_etcd.protocol.keys import JobKeys
 from rdzv_etcd.settings import Settings
 from rdzv_etcd.text import many
-from rdzv_etcd.world_change import WorldChange, end_text, left, lost, may_be_gone, text_of
-
-V = TypeVar("V", bound="LiveView")
+from rdzv_etcd.world_change import end_text, left, lost, may_be_gone, text_of
 
 _READ_AGAIN_S = 5.0
 _READ_SOONEST_S = 0.5
@@ -117,8 +113,10 @@ class LiveView:
         """The nodes that were being drained at the last read; ``None`` before the first."""
         self._parts: list[RenderableType] = []
         self._note: RenderableType = ""
+        self.formed_s = 0.0
+        """When the last world was formed, by its leader's clock."""
 
-    def __enter__(self: V) -> V:
+    def __enter__(self) -> LiveView:
         if self._live is not None:
             self._live.start()
         return self
@@ -134,6 +132,8 @@ class LiveView:
 
     def show(self, event: JobEvent) -> None:
         """Print an event."""
+        if isinstance(event, WorldFormed):
+            self.formed_s = event.wall_s
         if isinstance(event, Snapshot):
             state = event.state
             self._names.learn([*state.members, *(node.node_id for node in state.nodes)])
@@ -144,9 +144,9 @@ class LiveView:
             self._is_first = False
             return  # the table says it
         for number, words in enumerate(lines_of(event, self._names)):
-            self.say(words, event.wall_s, is_first=number == 0)
+            self.print_line(words, event.wall_s, is_first=number == 0)
 
-    def say(
+    def print_line(
         self, words: str, wall_s: float | None = None, *, is_first: bool = True, style: str = ""
     ) -> None:
         """Print a line with the time; ``is_first``: of several that have the same."""
@@ -167,7 +167,7 @@ class LiveView:
         try:
             work = read_job(etcd, keys, closely=True)
             job = await SystemClock().wait_for(work, _READ_LIMIT_S)
-            self._parts = render(report_on(job), "")
+            self._parts = [*render(report_on(job), "")]
             self._show_drains(job)
         except TimeoutError:
             problem = f"etcd does not answer within {_READ_LIMIT_S:g} s"
@@ -179,7 +179,7 @@ class LiveView:
             if self._as_json:
                 output.warn(text)
             else:
-                self.say(text, style="yellow")
+                self.print_line(text, style="yellow")
         self._draw()
 
     def _show_drains(self, job: Job) -> None:
@@ -194,7 +194,7 @@ class LiveView:
                 fields = {"node": node_id, "by": drain.by, "reason": drain.reason}
                 output.show_json("event", {"type": "drain", "wall_s": time.time(), **fields})
             else:
-                self.say(f"{self._names(node_id)} is being drained: {leaves(job, node_id)}")
+                self.print_line(f"{self._names(node_id)} is being drained: {leaves(job, node_id)}")
 
     def _draw(self) -> None:
         if self._live is not None:
@@ -237,28 +237,22 @@ def event_fields(event: JobEvent) -> dict[str, object]:
     kind = re.sub(r"(?<!^)(?=[A-Z])", "_", type(event).__name__).lower()
     fields: dict[str, object] = {"type": kind, "wall_s": event.wall_s}
     if isinstance(event, Snapshot):
-        return fields | _state_fields(event.state)
+        state = event.state
+        return fields | {
+            "stage": state.stage.value,
+            "round": state.round,
+            "epoch": state.epoch,
+            "members": list(state.members),
+            "nodes": [node.node_id for node in state.nodes],
+            "missing": dict(state.missing),
+        }
     if isinstance(event, WorldOver):
-        change = _change_fields(event.change)
-        return fields | {"round": event.round, "epoch": event.epoch, "change": change}
+        change = event.change
+        why = change and {"type": type(change).__name__.lower(), "text": str(change)}
+        return fields | {"round": event.round, "epoch": event.epoch, "change": why}
     names = (name for kind in type(event).__mro__ for name in getattr(kind, "__slots__", ()))
     for name in names:
         if name not in ("at_s", "wall_s"):
             value = getattr(event, name)
             fields[name] = list(value) if isinstance(value, tuple) else value
     return fields
-
-
-def _state_fields(state: JobState) -> dict[str, object]:
-    return {
-        "stage": state.stage.value,
-        "round": state.round,
-        "epoch": state.epoch,
-        "members": list(state.members),
-        "nodes": [node.node_id for node in state.nodes],
-        "missing": dict(state.missing),
-    }
-
-
-def _change_fields(change: WorldChange | None) -> dict[str, object] | None:
-    return None if change is None else {"type": type(change).__name__.lower(), "text": str(change)}

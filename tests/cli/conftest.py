@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.cli.tools import Done, Run, run_here
+from tests.support.servers import EtcdServer
 
 
 @pytest.fixture(autouse=True)
@@ -21,5 +22,15 @@ def cli(capsys: pytest.CaptureFixture[str]) -> Run:
 
     def run(*words: str) -> Done:
         return run_here(capsys, words)
+
+    return run
+
+
+@pytest.fixture
+def act(cli: Run, etcd_server: EtcdServer) -> Run:
+    """Run it with the shared etcd."""
+
+    def run(*words: str) -> Done:
+        return cli(*words, "--endpoint", etcd_server.endpoint)
 
     return run

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pty
 import signal
 
 import pytest
@@ -37,90 +36,37 @@ from tests.library.nodes import (
 from tests.support.servers import USER, USER_PASSWORD, EtcdServer
 
 
-@pytest.fixture
-def act(cli: Run, etcd_server: EtcdServer) -> Run:
-    def run(*words: str) -> Done:
-        return cli(*words, "--endpoint", etcd_server.endpoint)
-
-    return run
-
-
-_CHANGING = [("close",), ("reset",), ("drain", "one"), ("evict", "one")]
-
-
-@pytest.mark.parametrize("words", _CHANGING)
+@pytest.mark.parametrize("words", [("close",), ("reset",), ("drain", "one"), ("evict", "one")])
 def test_nothing_is_changed_where_nobody_can_be_asked(
     etcd_server: EtcdServer, job_id: str, words: tuple[str, ...]
 ) -> None:
-    keys = JobKeys(f"/asked-{job_id}", job_id)
-    etcd_server.gateway.put(keys.audit(1, "run"), b"left")
-    if words[0] in ("close", "drain", "evict"):
-        plant_elsewhere(etcd_server, keys, words[0])
+    keys = JobKeys(PREFIX, job_id)
     command, *more = words
-    conf = f"--conf=etcd_prefix={keys.prefix}"
+    if command == "reset":
+        etcd_server.gateway.put(keys.audit(1, "run"), b"left")
+    else:
+        plant_round(etcd_server, job_id, ["one~1~a"])
+        plant_node(etcd_server, job_id, "one~1~a")
     before = etcd_server.keys(keys.root)
-    done = run_alone(command, job_id, *more, conf, "--endpoint", etcd_server.endpoint)
-    assert done.code == 1, done
-    assert "--yes" in done.err
+    done = run_alone(command, job_id, *more, "--endpoint", etcd_server.endpoint)
+    assert (done.code, "--yes" in done.err) == (1, True), done
     assert etcd_server.keys(keys.root) == before
 
 
-def plant_elsewhere(server: EtcdServer, keys: JobKeys, command: str) -> None:
-    """Copy a planted record or presence to another prefix."""
-    if command == "close":
-        plant_round(server, keys.job_id, ["one~1~a"])
-        source = JobKeys(PREFIX, keys.job_id).round
-        server.gateway.put(keys.round, server.keys(source)[source], lease(server))
-    else:
-        plant_node(server, keys.job_id, "one~1~a")
-        source = JobKeys(PREFIX, keys.job_id).node("one~1~a")
-        server.gateway.put(keys.node("one~1~a"), server.keys(source)[source], lease(server))
-
-
 def test_a_question_on_a_terminal_is_answered_there(etcd_server: EtcdServer, job_id: str) -> None:
-    etcd_server.gateway.put(JobKeys(PREFIX, job_id).audit(1, "run"), b"left")
-    words = ["reset", job_id, "--endpoint", etcd_server.endpoint]
-    code, written = on_a_terminal(words, b"n\n")
-    assert (code, "Delete 1 key of job" in written) == (1, True)
-    assert etcd_server.keys(JobKeys(PREFIX, job_id).root)
-    code, written = on_a_terminal(words, b"y\n")
-    assert (code, "1 key deleted" in written) == (0, True)
-    assert not etcd_server.keys(JobKeys(PREFIX, job_id).root)
-
-
-def test_ctrl_c_at_a_question_ends_the_program(etcd_server: EtcdServer, job_id: str) -> None:
-    etcd_server.gateway.put(JobKeys(PREFIX, job_id).audit(1, "run"), b"left")
-    with Terminal("reset", job_id, "--endpoint", etcd_server.endpoint) as terminal:
-        terminal.wait_for("Delete 1 key of job")
-        terminal.press(b"\x03")
-        terminal.wait_for(r"\^C")
-        terminal.press(b"x\n")  # no answer; who began to read only now has missed the signal
-        assert terminal.end(60.0) == 130
-    assert etcd_server.keys(JobKeys(PREFIX, job_id).root)
-
-
-def on_a_terminal(words: list[str], answer: bytes) -> tuple[int, str]:
-    import sys  # noqa: PLC0415
-
-    pid, terminal = pty.fork()
-    if pid == 0:
-        os.execv(sys.executable, [sys.executable, "-m", "rdzv_etcd", *words])
-    written = b""
-    answered = False
-    while True:
-        try:
-            part = os.read(terminal, 4096)
-        except OSError:
-            break
-        if not part:
-            break
-        written += part
-        if b"[y/N]" in written and not answered:
-            answered = True
-            os.write(terminal, answer)
-    _, state = os.waitpid(pid, 0)
-    os.close(terminal)
-    return os.waitstatus_to_exitcode(state), written.decode(errors="replace")
+    keys = JobKeys(PREFIX, job_id)
+    etcd_server.gateway.put(keys.audit(1, "run"), b"left")
+    for answer, code in ((b"\x03", 130), (b"n\n", 1), (b"y\n", 0)):
+        assert etcd_server.keys(keys.root)
+        with Terminal("reset", job_id, "--endpoint", etcd_server.endpoint) as terminal:
+            terminal.wait_for(r"Delete 1 key of job .*\[y/N\]")
+            terminal.press(answer)
+            if code == 130:
+                terminal.wait_for(r"\^C")
+                terminal.press(b"x\n")  # not an answer; who begins to read now missed the signal
+            assert terminal.end(60.0) == code
+    assert "1 key deleted" in terminal.text
+    assert not etcd_server.keys(keys.root)
 
 
 # --- close ----------------------------------------------------------------------------------------

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import subprocess
-import sys
 import sysconfig
 from collections.abc import Callable
 from pathlib import Path
@@ -12,12 +11,11 @@ from typing import Any
 
 import pytest
 
-import rdzv_etcd
 from rdzv_etcd.protocol.keys import JobKeys
 from rdzv_etcd.settings import JobSettings
 from tests.cli.tools import (
-    LIMIT_S,
     PREFIX,
+    PROGRAM,
     Done,
     Run,
     lease,
@@ -25,6 +23,8 @@ from tests.cli.tools import (
     plant_node,
     plant_round,
     reader,
+    run_python,
+    site_without,
 )
 from tests.library.nodes import groups, join_all, node_settings
 from tests.support.certificates import Certificates, make_certificates
@@ -360,50 +360,32 @@ def test_a_key_that_no_node_has_written(etcd_server: EtcdServer, job_id: str, do
 # --- this host and this Python --------------------------------------------------------------------
 
 
-def _elsewhere(prefix: list[str], server: EtcdServer, *python: str) -> Done:
-    words = [*prefix, sys.executable, *python, "doctor", "--json", "--endpoint", server.endpoint]
-    done = subprocess.run(
-        words, capture_output=True, text=True, check=False, timeout=LIMIT_S, cwd="/"
-    )
-    return Done(done.returncode, done.stdout, done.stderr)
-
-
 def test_a_host_name_that_does_not_resolve(etcd_server: EtcdServer) -> None:
     """In a namespace of its own the host has another name."""
     rename = ["unshare", "--uts", "sh", "-c", 'hostname no-such-host-here; exec "$@"', "sh"]
     allowed = subprocess.run([*rename, "true"], capture_output=True, check=False)
     if allowed.returncode != 0:
         pytest.skip("this user may not rename a host in a namespace")
-    done = _elsewhere(rename, etcd_server, "-m", "rdzv_etcd")
+    words = ("-m", "rdzv_etcd", "doctor", "--json", "--endpoint", etcd_server.endpoint)
+    done = run_python(*words, before=rename)
     texts = ("'no-such-host-here' does not resolve", "GLOO_SOCKET_IFNAME")
     shows(done, "warn", "host.host_name", *texts)
 
 
-_PROGRAM = "import sys; sys.path[:0] = [sys.argv.pop(1)]; from rdzv_etcd.cli import main; "
-_PROGRAM += "sys.exit(main())"
-
-
-@pytest.fixture
-def packages(tmp_path: Path) -> Path:
-    """What this Python has installed, but for what says that rdzv-etcd is."""
-    site = Path(sysconfig.get_path("purelib"))
-    folder = tmp_path / "packages"
-    folder.mkdir()
-    for entry in site.iterdir():
-        if "rdzv_etcd" not in entry.name and not entry.name.endswith(".pth"):
-            (folder / entry.name).symlink_to(entry)
-    (folder / "rdzv_etcd").symlink_to(Path(rdzv_etcd.__file__).parent)
-    return folder
+def _doctor_in(packages: Path, server: EtcdServer) -> Done:
+    words = ("doctor", "--json", "--endpoint", server.endpoint)
+    return run_python("-I", "-S", "-c", PROGRAM, str(packages), *words)
 
 
 def test_a_python_in_which_the_plugin_is_not_registered(
-    etcd_server: EtcdServer, packages: Path
+    etcd_server: EtcdServer, tmp_path: Path
 ) -> None:
-    done = _elsewhere([], etcd_server, "-I", "-S", "-c", _PROGRAM, str(packages))
+    done = _doctor_in(site_without(tmp_path / "packages"), etcd_server)
     shows(done, "fail", "host.plugin", "is not registered", "PYTHONPATH is not enough")
 
 
-def test_packages_of_wrong_versions(etcd_server: EtcdServer, packages: Path) -> None:
+def test_packages_of_wrong_versions(etcd_server: EtcdServer, tmp_path: Path) -> None:
+    packages = site_without(tmp_path / "packages")
     (installed,) = Path(sysconfig.get_path("purelib")).glob("rdzv_etcd-*.dist-info")
     (packages / installed.name).symlink_to(installed)
     wrong = (("torch", "2.4.1"), ("grpcio", "1.40.0"), ("etcd3", "0.13"), ("protobuf", None))
@@ -414,6 +396,6 @@ def test_packages_of_wrong_versions(etcd_server: EtcdServer, packages: Path) -> 
             (packages / f"{name}-{version}.dist-info").mkdir()
             metadata = packages / f"{name}-{version}.dist-info" / "METADATA"
             metadata.write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-    done = _elsewhere([], etcd_server, "-I", "-S", "-c", _PROGRAM, str(packages))
+    done = _doctor_in(packages, etcd_server)
     texts = ("torch is 2.4.1 -> install torch>=2.6", "grpcio is 1.40.0", "etcd3 is 0.13")
     shows(done, "fail", "host.versions", *texts, "protobuf is not installed")

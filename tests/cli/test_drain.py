@@ -35,7 +35,7 @@ from rdzv_etcd.testing import Applied, MemoryEtcd
 from rdzv_etcd.world_change import Left
 from tests.cli.terminal import Terminal
 from tests.cli.test_hostile import EVIL, is_harmless
-from tests.cli.tools import LIMIT_S, PREFIX, Done, Run, lease, plant_node, plant_round, run_alone
+from tests.cli.tools import LIMIT_S, PREFIX, Run, lease, plant_node, plant_round, run_alone
 from tests.library.nodes import (
     RemoteNode,
     groups,
@@ -49,14 +49,6 @@ from tests.support.servers import EtcdServer
 
 LONG_S = 600
 """A lease that will not end by itself while a test runs."""
-
-
-@pytest.fixture
-def act(cli: Run, etcd_server: EtcdServer) -> Run:
-    def run(*words: str) -> Done:
-        return cli(*words, "--endpoint", etcd_server.endpoint)
-
-    return run
 
 
 @pytest.mark.parametrize("leads", [True, False])

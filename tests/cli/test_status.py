@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-import threading
 import time
 from collections.abc import Callable
 
 import pytest
 
 from rdzv_etcd.cli.jobs import SHOWN_NODES
-from rdzv_etcd.errors import GateError, RendezvousFailedError
+from rdzv_etcd.errors import GateError
 from rdzv_etcd.protocol.codec import (
     encode_accusation,
     encode_change,
@@ -22,7 +21,6 @@ from rdzv_etcd.protocol.keys import JobKeys
 from rdzv_etcd.protocol.model import Accusation, Change, NodeInfo, Refused
 from rdzv_etcd.protocol.ranks import cut, slices_for
 from rdzv_etcd.settings import JobSettings
-from rdzv_etcd.world.group import Group
 from rdzv_etcd.world_change import left, lost
 from tests.cli.terminal import Terminal
 from tests.cli.tools import (
@@ -94,23 +92,11 @@ def test_a_job_that_works(etcd_server: EtcdServer, job_id: str, status: Run) -> 
 def test_a_job_that_waits_for_its_first_round(
     etcd_server: EtcdServer, job_id: str, status: Run
 ) -> None:
-    with groups(node_settings(etcd_server, job_id, "2"), 1) as (node,):
-        joining = threading.Thread(target=_join_until_left, args=(node,))
-        joining.start()
-        try:
-            wait_until("arrived", lambda: etcd_server.keys(JobKeys(PREFIX, job_id).nodes.start))
-            done = status(job_id, "--json")
-            assert (done.code, states(done)) == (1, {"arrived": 1})
-            assert "start a node with" in done.json["status"]["next_step"]
-            assert "for round 1: 1 of 2 nodes" in status(job_id).out
-        finally:
-            node.leave("the test is over")
-            joining.join()
-
-
-def _join_until_left(node: Group) -> None:
-    with pytest.raises(RendezvousFailedError):
-        node.join()
+    plant_node(etcd_server, job_id, "one~1~a", settings=JobSettings(2, 2))
+    done = status(job_id, "--json")
+    assert (done.code, states(done)) == (1, {"arrived": 1})
+    assert "start a node with" in done.json["status"]["next_step"]
+    assert "for round 1: 1 of 2 nodes" in status(job_id).out
 
 
 def test_a_lost_node_is_named_with_how_it_was_lost(
@@ -133,78 +119,42 @@ def test_a_lost_node_is_named_with_how_it_was_lost(
         assert "next: start" in shown
 
 
-def test_a_spare(etcd_server: EtcdServer, job_id: str, status: Run) -> None:
-    with groups(node_settings(etcd_server, job_id, "1:2"), 2) as nodes:
-        join_all(nodes)
-        plant_node(
-            etcd_server,
-            job_id,
-            "third~7~a",
-            arrived_for=2,
-            settings=node_settings(etcd_server, job_id, "1:2").job,
-        )
-        done = status(job_id, "--json")
-        assert (done.code, states(done)) == (0, {"works": 2, "spare": 1})
-        assert "all seats are taken" in status(job_id).out
-
-
 def test_one_that_waits_and_has_a_seat_is_no_spare(
     etcd_server: EtcdServer, job_id: str, status: Run
 ) -> None:
-    """As :class:`rdzv_etcd.Observer` says, too."""
-    settings = JobSettings(1, 2)
-    plant_round(etcd_server, job_id, ["one~1~a"], settings=settings)
+    """As :class:`rdzv_etcd.Observer` reports, too."""
+    plant_round(etcd_server, job_id, ["one~1~a"], settings=JobSettings(1, 2))
     for number, name in enumerate(("one", "two", "three"), 1):
         plant_node(etcd_server, job_id, f"{name}~{number}~a", arrived_for=min(number, 2))
-    told = status(job_id, "--json").json["status"]
-    assert {node["node"]: node["state"] for node in told["nodes"]} == {
+    nodes = status(job_id, "--json").json["status"]["nodes"]
+    assert {node["node"]: node["state"] for node in nodes} == {
         "one~1~a": "works",
         "two~2~a": "arrived",
         "three~3~a": "spare",
     }
+    plant_round(etcd_server, job_id, ["one~1~a", "two~2~a"])
+    assert "all seats are taken" in status(job_id).out
 
 
 def test_a_node_that_other_settings_keep_out_is_named(
     etcd_server: EtcdServer, job_id: str, status: Run, cli: Run
 ) -> None:
-    """By those who wait for it, too: whoever looks at the wrong log is told where to look."""
-    keys = JobKeys(PREFIX, job_id)
-    waiting, other = (
-        node_settings(etcd_server, job_id, "2"),
-        node_settings(etcd_server, job_id, "3"),
-    )
-    with groups(waiting, 1) as (node,), groups(other, 1) as (stranger,):
-        joining = [threading.Thread(target=_join_until_left, args=(it,)) for it in (node, stranger)]
-        try:
-            joining[0].start()
-            wait_until("arrived", lambda: etcd_server.keys(keys.nodes.start))
-            joining[1].start()
-            wait_until("it is told", lambda: etcd_server.keys(keys.refused))
-            done = status(job_id, "--json")
-            assert done.code == 1
-            told = done.json["status"]["refused"]
-            assert (told["node"], told["min_nodes"]) == (stranger.node_id, 3)
-            shown = status(job_id).out
-            assert "the first of them joined " in shown
-            # of the waiting node's host
-            other_one = "~".join(stranger.node_id.split("~")[:2])
-            if node.node_id.startswith(f"{other_one}~"):  # two nodes of one process
-                other_one = stranger.node_id
-            assert re.search(rf"{other_one} could not join \(.* ago\): it was started with", shown)
-            planted = Refused("elsewhere~7~a", other.job, time.time() - 60)
-            etcd_server.gateway.put(keys.refused, encode_refused(planted), lease(etcd_server))
-            started = "it was started with min_nodes=3, max_nodes=3"
-            line = rf"elsewhere could not join \(1 min.* ago\): {started}"
-            wait_until("it is shown", lambda: re.search(line, status(job_id).out) is not None)
-            doctor = cli("doctor", job_id, "--endpoint", etcd_server.endpoint)
-            assert "warn  elsewhere could not join" in doctor.out
-            etcd_server.gateway.put(keys.refused, encode_refused(planted))  # it would stay
-            assert "could not join" not in status(job_id).out
-        finally:
-            stranger.leave("the test is over")
-            node.leave("the test is over")
-            for thread in joining:
-                thread.join()
+    key, put = JobKeys(PREFIX, job_id).refused, etcd_server.gateway.put
+    joined_us = int((time.time() - 5) * 1e6)
+    plant_node(etcd_server, job_id, "one~1~a", settings=JobSettings(2, 2), clock_us=joined_us)
+    refused = encode_refused(Refused("elsewhere~7~a", JobSettings(3, 3), time.time() - 60))
+    put(key, refused, lease(etcd_server))
+    done = status(job_id, "--json")
+    fields = done.json["status"]["refused"]
+    assert (done.code, fields["node"], fields["min_nodes"]) == (1, "elsewhere~7~a", 3)
+    out = status(job_id).out
+    assert "the first of them joined " in out
+    started = "it was started with min_nodes=3, max_nodes=3"
+    assert re.search(rf"elsewhere could not join \(1 min.* ago\): {started}", out)
+    doctor = cli("doctor", job_id, "--endpoint", etcd_server.endpoint)
+    assert "warn  elsewhere could not join" in doctor.out
+    put(key, refused)  # it would stay
+    assert "could not join" not in status(job_id).out
 
 
 def test_a_node_that_does_not_pass_its_gate_is_named(

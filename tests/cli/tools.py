@@ -6,14 +6,17 @@ import json
 import os
 import subprocess
 import sys
+import sysconfig
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import rdzv_etcd
 from rdzv_etcd.cli.app import run
 from rdzv_etcd.protocol.codec import encode_node, encode_round
 from rdzv_etcd.protocol.keys import JobKeys
@@ -58,13 +61,27 @@ def run_here(capsys: Any, words: Sequence[str]) -> Done:
 def run_alone(
     *words: str,
     environ: Mapping[str, str] | None = None,
-    text: str = "",
     limit_s: float = LIMIT_S,
 ) -> Done:
     """Run it in a process of its own, without a terminal."""
+    return run_python("-m", "rdzv_etcd", *words, environ=environ, limit_s=limit_s)
+
+
+PROGRAM = "import sys; sys.path[:0] = [sys.argv.pop(1)]; from rdzv_etcd.cli import main; "
+PROGRAM += "sys.exit(main())"
+"""Run the program with the packages in the folder that is the first argument."""
+
+
+def run_python(
+    *words: str,
+    before: Sequence[str] = (),
+    environ: Mapping[str, str] | None = None,
+    limit_s: float = LIMIT_S,
+) -> Done:
+    """Run Python with these words, by the command ``before``."""
     done = subprocess.run(
-        [sys.executable, "-m", "rdzv_etcd", *words],
-        input=text,
+        [*before, sys.executable, *words],
+        stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         check=False,
@@ -72,6 +89,17 @@ def run_alone(
         env={**os.environ, **(environ or {})},
     )
     return Done(done.returncode, done.stdout, done.stderr)
+
+
+def site_without(folder: Path, *missing: str) -> Path:
+    """Link what this Python has installed, but for some packages, and for the record that rdzv-etcd
+    is installed."""
+    folder.mkdir()
+    for entry in Path(sysconfig.get_path("purelib")).iterdir():
+        if "rdzv_etcd" not in entry.name and not entry.name.startswith(("__editable__", *missing)):
+            (folder / entry.name).symlink_to(entry)
+    (folder / "rdzv_etcd").symlink_to(Path(rdzv_etcd.__file__).parent)
+    return folder
 
 
 @contextmanager
