@@ -68,15 +68,7 @@ async def find_node(etcd: Etcd, keys: JobKeys, name: str) -> str:
 @click.option("--succeeded", is_flag=True, help="The work is done: spares exit with code 0.")
 @yes_option
 @common
-def close(
-    *,
-    job: str | None,
-    reason: str,
-    succeeded: bool,
-    yes: bool,
-    target: JobTarget,
-    as_json: bool,
-) -> int:
+def close(*, job: str | None, reason: str, succeeded: bool, yes: bool, target: JobTarget) -> int:
     """Close JOB on all nodes, as failed unless --succeeded is given.
 
     \b
@@ -90,7 +82,7 @@ def close(
         "closed",
         {"job": job_id, "by": by, "reason": closure.reason, "succeeded": succeeded},
         f"job {job_id!r} is closed: {closure.reason}",
-        as_json=as_json,
+        as_json=target.as_json,
     )
     return output.DONE
 
@@ -128,14 +120,7 @@ async def _close(settings: Settings, closure: Closure, yes: bool) -> None:
 @click.option("--force", is_flag=True, help="Even if nodes are present; they put their keys back.")
 @yes_option
 @common
-def reset(
-    *,
-    job: str | None,
-    force: bool,
-    yes: bool,
-    target: JobTarget,
-    as_json: bool,
-) -> int:
+def reset(*, job: str | None, force: bool, yes: bool, target: JobTarget) -> int:
     """Delete all keys of JOB, as if the id had never been used. Refused while nodes are present.
 
     Its epochs also begin again: checkpoints of earlier runs may have higher ones.
@@ -149,7 +134,7 @@ def reset(
         "reset",
         {"job": settings.job_id, "removed": removed, "left_alone": len(others)},
         f"job {settings.job_id!r}: {many(removed, 'key')} deleted",
-        as_json=as_json,
+        as_json=target.as_json,
     )
     if others:
         output.warn(

@@ -21,19 +21,17 @@ _NOT_WRITTEN = 74
 """As in sysexits.h."""
 
 
-_PLACES = {
-    "status": "status",
-    "watch": "watch",
-    "history": "history",
-    "doctor": "doctor",
-    "close": "admin",
-    "drain": "drain",
-    "evict": "evict",
-    "reset": "admin",
-    "serve": "serve",
-    "demo": "demo",
-}
-"""Which module each command is in, in the order in which they are listed."""
+_COMMANDS = (
+    *("status", "watch", "history", "doctor"),
+    *("close", "drain", "evict", "reset", "serve", "demo"),
+)
+"""In the order in which they are listed; each is in the module of its name, but for these:"""
+_MODULES = {"close": "admin", "reset": "admin"}
+_CODES = (
+    (SettingsError, output.BAD_USAGE),
+    (EtcdError, output.CANNOT_ASK),
+    (RdzvEtcdError, output.NOT_DONE),
+)
 
 
 class Commands(click.Group):
@@ -41,13 +39,13 @@ class Commands(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         del ctx
-        return list(_PLACES)
+        return list(_COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         del ctx
-        if cmd_name not in _PLACES:
+        if cmd_name not in _COMMANDS:
             return None
-        module = import_module(f"rdzv_etcd.cli.{_PLACES[cmd_name]}")
+        module = import_module(f"rdzv_etcd.cli.{_MODULES.get(cmd_name, cmd_name)}")
         command: click.Command = getattr(module, cmd_name)
         return command
 
@@ -65,8 +63,7 @@ def app() -> None:
 def run(arguments: Sequence[str]) -> int:
     """Run it and return its exit code; an error is one line, or JSON with ``--json``."""
     logging.getLogger("rdzv_etcd").setLevel(logging.ERROR)  # what matters is in the result
-    # … but a wait for a secret or for the first contact comes before it, and so does one for an
-    # etcd that is no good.
+    # … but not a wait for a secret or for the first contact, nor an etcd that is passed over.
     for name in (
         "rdzv_etcd.settings.secrets",
         "rdzv_etcd.etcd.first_contact",
@@ -89,35 +86,31 @@ def run(arguments: Sequence[str]) -> int:
         return _NOT_WRITTEN
 
 
-def _run(arguments: Sequence[str]) -> int:  # noqa: PLR0911 - a table
+def _run(arguments: Sequence[str]) -> int:
     """Run it, assuming that the output can be written."""
+    as_json = "--json" in arguments
     try:
         code = app.main(list(arguments), prog_name="rdzv-etcd", standalone_mode=False)
         sys.stdout.flush()
-    except click.ClickException as error:
-        if "--json" in arguments:
-            return _report(error.format_message(), output.BAD_USAGE, arguments)
-        error.show()
-        return output.BAD_USAGE
     except (click.Abort, KeyboardInterrupt):
         return _INTERRUPTED
-    except SettingsError as error:
-        return _report(error, output.BAD_USAGE, arguments)
-    except EtcdError as error:
-        return _report(f"etcd cannot be asked: {error}", output.CANNOT_ASK, arguments)
+    except click.ClickException as error:
+        if not as_json:
+            error.show()
+            return output.BAD_USAGE
+        code, message = output.BAD_USAGE, error.format_message()
     except RdzvEtcdError as error:
-        return _report(error, output.NOT_DONE, arguments)
-    return code if isinstance(code, int) else output.DONE
+        code = next(code for kind, code in _CODES if isinstance(error, kind))
+        message = f"{'etcd cannot be asked: ' if code == output.CANNOT_ASK else ''}{error}"
+    else:
+        return code if isinstance(code, int) else output.DONE
+    if as_json:
+        output.show_json("error", {"message": message, "exit_code": code})
+    else:
+        output.warn(f"rdzv-etcd: {message}")
+    return int(code)
 
 
 def _write_no_more() -> None:
     """Keep the flush at exit from failing as well."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def _report(error: object, code: int, arguments: Sequence[str]) -> int:
-    if "--json" in arguments:
-        output.show_json("error", {"message": str(error), "exit_code": code})
-    else:
-        output.warn(f"rdzv-etcd: {error}")
-    return code

@@ -64,9 +64,7 @@ _STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
     help="Also keep an idle connection open this long; 30 reveals a limit on pings.",
 )
 @common
-def doctor(
-    *, job: str | None, nnodes: str, listen_s: float, target: JobTarget, as_json: bool
-) -> int:
+def doctor(*, job: str | None, nnodes: str, listen_s: float, target: JobTarget) -> int:
     """Diagnose why a job or this node does not work; run it with an agent's own options.
 
     Looks at etcd, at the way to it, at what this user may do there, at the job and its nodes, at
@@ -82,7 +80,7 @@ def doctor(
     is_about_a_job = bool(job or target.job_id or nnodes)
     found = asyncio.run(_examine(settings, is_about_a_job, nnodes, listen_s))
     count = Counter(finding.level for finding in found)
-    if as_json:
+    if target.as_json:
         findings = [finding._asdict() | {"hint": finding.hint or None} for finding in found]
         levels = {level: count[level] for level in _STYLES}
         output.show_json("doctor", {"findings": findings, "count": levels})

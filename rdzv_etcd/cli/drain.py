@@ -64,14 +64,7 @@ class DrainOutcome(Enum):
 @yes_option
 @common
 def drain(
-    *,
-    job: str,
-    node: str,
-    reason: str,
-    wait_s: float | None,
-    yes: bool,
-    target: JobTarget,
-    as_json: bool,
+    *, job: str, node: str, reason: str, wait_s: float | None, yes: bool, target: JobTarget
 ) -> int:
     """Ask NODE of JOB to leave gracefully, at a point that costs the others no work.
 
@@ -85,10 +78,10 @@ def drain(
     """
     settings = target.settings(job)
     node_id, request, outcome, how = asyncio.run(
-        _drain(settings, node, reason, wait_s, yes=yes, as_json=as_json)
+        _drain(settings, node, reason, wait_s, yes=yes, as_json=target.as_json)
     )
     fate = outcome.name.lower()
-    if as_json:
+    if target.as_json:
         fields = {"job": job, "node": node_id, "by": request.by, "reason": request.reason}
         output.show_json("drain", {**fields, "fate": fate})
     elif outcome is not DrainOutcome.ASKED:

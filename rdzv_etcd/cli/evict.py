@@ -66,15 +66,7 @@ class Eviction(Enum):
 @yes_option
 @common
 def evict(
-    *,
-    job: str,
-    node: str,
-    reason: str,
-    certain: bool,
-    wait_s: float,
-    yes: bool,
-    target: JobTarget,
-    as_json: bool,
+    *, job: str, node: str, reason: str, certain: bool, wait_s: float, yes: bool, target: JobTarget
 ) -> int:
     """Probe NODE of JOB; if it does not respond, declare it lost now instead of waiting for its
     lease.
@@ -103,7 +95,7 @@ def evict(
         "evict",
         {"job": job, "node": node_id, "fate": outcome.name.lower()},
         f"{node_id}: {outcome.value}",
-        as_json=as_json,
+        as_json=target.as_json,
     )
     return output.DONE if outcome in (Eviction.LOST, Eviction.GONE) else output.NOT_DONE
 

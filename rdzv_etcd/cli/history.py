@@ -12,6 +12,7 @@ import json
 import sys
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
@@ -24,7 +25,7 @@ import click
 from rdzv_etcd.cli import output
 from rdzv_etcd.cli.jobs import Job, connected, read_job
 from rdzv_etcd.cli.options import JobTarget, common
-from rdzv_etcd.cli.report import how_it_ended, report_on
+from rdzv_etcd.cli.report import first_of, how_it_ended, lost_after, report_on
 from rdzv_etcd.errors import SettingsError
 from rdzv_etcd.etcd.port import KeyValue
 from rdzv_etcd.names import Names, display_name
@@ -34,7 +35,7 @@ from rdzv_etcd.protocol.keys import JobKeys
 from rdzv_etcd.protocol.model import Control
 from rdzv_etcd.settings import Settings
 from rdzv_etcd.text import many, shown
-from rdzv_etcd.world_change import left, lost, rejoined
+from rdzv_etcd.world_change import left, rejoined
 
 T = TypeVar("T")
 
@@ -46,12 +47,12 @@ _NUMBERED = 40
 _LONGEST_NOTE = 1 << 20
 _NAMED = 3
 _OFTEN = 5
-"""From so many rounds on it is said that most of them ended in the same way."""
+"""Of fewer rounds it is not pointed out that most ended in the same way."""
 
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """A round, as its leader has noted it; ``None``: it did not say. ``--json`` prints this."""
+    """A round, as its leader has noted it; ``None``: unknown. ``--json`` prints this."""
 
     round: int
     run: str
@@ -64,15 +65,15 @@ class Note:
     last_arrival_after_s: float | None = None
     wall_s: float | None = None
     lost: Mapping[str, str] = field(default_factory=dict)
-    """Who was lost before it, and how."""
+    """The nodes that were lost before it, and how."""
     left: Mapping[str, str] = field(default_factory=dict)
-    """Who left before it, and why."""
+    """The nodes that left before it, and why."""
     back: tuple[str, ...] = ()
-    """Who was waiting when the round before it was ended."""
+    """The nodes that were waiting when the round before it ended."""
     lost_after_s: Mapping[str, float] = field(default_factory=dict)
-    """How long after their end the lost were declared lost, where that was seen."""
+    """How long after their end they were declared lost, where that was seen."""
     back_because: Mapping[str, str] = field(default_factory=dict)
-    """Why members rejoined, where they said so: how their workers failed."""
+    """Why members rejoined, where they gave a reason: how their workers failed."""
     refused: Refusal | None = None
 
 
@@ -94,7 +95,7 @@ class Refusal:
     help="Also draw the size of the world over time: svg, png or pdf.  [needs the extra plot]",
 )
 @common
-def history(*, job: str | None, target: JobTarget, as_json: bool, plot: Path | None) -> int:
+def history(*, job: str | None, target: JobTarget, plot: Path | None) -> int:
     """Show the last rounds of JOB: how each was formed, and what ended the one before.
 
     Of each job the last 100 rounds are kept (option history), for a day beyond its end (ended_ttl).
@@ -105,7 +106,7 @@ def history(*, job: str | None, target: JobTarget, as_json: bool, plot: Path | N
     settings = target.settings(target.job(job))
     draw = None if plot is None else _plotter(plot)
     view, notes = asyncio.run(_read(settings))
-    if as_json:
+    if target.as_json:
         ended = [{"run": run.origin, **asdict(run.closure)} for run in view.control.ended]
         rounds = [asdict(note) for note in notes]
         output.show_json("history", {"job": settings.job_id, "rounds": rounds, "ended": ended})
@@ -174,12 +175,12 @@ class PlottedWorld(NamedTuple):
 
 
 def worlds_of(control: Control, notes: Sequence[Note], now_s: float) -> list[PlottedWorld]:
-    """Say when each world was there. Rounds without a size or a plausible time are left out.
+    """Return when each world was there. Rounds without a size or a plausible time are left out.
 
     Leaders' clocks may differ: a world never begins before the one before it.
     """
     ended = {run.origin: run.closure.wall_s for run in control.ended}
-    goes_on = control.formed is not None and control.open_change is None
+    continues = control.formed is not None and control.open_change is None
     found: list[PlottedWorld] = []
     known = [
         note for note in notes if note.size is not None and note.wall_s and 0 <= note.wall_s < 4e9
@@ -191,7 +192,7 @@ def worlds_of(control: Control, notes: Sequence[Note], now_s: float) -> list[Plo
             end_s = (later.wall_s or 0.0) - max(0.0, later.open_s or 0.0)
         elif note.run in ended:
             end_s = ended[note.run]
-        elif later is None and goes_on:
+        elif later is None and continues:
             end_s = now_s
         limit_s = now_s if later is None else later.wall_s or now_s
         end_s = max(begin_s, min(end_s, limit_s))
@@ -306,21 +307,19 @@ def when(wall_s: float, now_s: float) -> str:
 
 def what_ended(note: Note, names: Names) -> str:
     """What ended the round before this one."""
-    parts = []
-    for node_id, how in note.lost.items():
-        after_s = note.lost_after_s.get(node_id)
-        after = "" if after_s is None else f", {output.duration(after_s)} after its end"
-        parts.append(f"{lost(names(node_id), how)}{after}")
+    parts = [
+        lost_after(names(node_id), how, note.lost_after_s.get(node_id))
+        for node_id, how in note.lost.items()
+    ]
     parts += [left(names(node_id), why) for node_id, why in note.left.items()]
     parts += [rejoined(names(node_id), why) for node_id, why in note.back_because.items()]
     others = [names(node_id) for node_id in note.back if node_id not in note.back_because]
     parts += [f"{name} joined" for name in others]
-    more = len(parts) - _NAMED
-    return "; ".join(parts[:_NAMED]) + (f" and {more} more" if more > 0 else "") or "-"
+    return first_of(parts, _NAMED, "; ") or "-"
 
 
 def what_repeats(notes: Sequence[Note]) -> str:
-    """Say so if most of the rounds ended in the same way: then there is one cause to look for."""
+    """Point out that most rounds ended in the same way: then there is one cause to look for."""
     later = [note for note in notes if note.lost or note.left or note.back]
     if len(later) < _OFTEN:
         return ""
@@ -336,8 +335,8 @@ def what_repeats(notes: Sequence[Note]) -> str:
             f"most of {len(later)} rounds ended because a node joined: if it was a member before, "
             "its workers fail; look at their logs"
         )
-    names = [display_name(node_id) for note in later for node_id in note.lost]
-    for name in set(names):
-        if 2 * names.count(name) > len(later):
+    lost = Counter(display_name(node_id) for note in later for node_id in note.lost)
+    for name, count in lost.most_common(1):
+        if 2 * count > len(later):
             return f"{name} was lost in most of {len(later)} rounds: look at that host"
     return ""

@@ -156,8 +156,7 @@ async def _read_nodes(etcd: Etcd, keys: JobKeys, control: Control, *, every_node
 
 
 async def _left(etcd: Etcd, leases: Mapping[str, int]) -> dict[str, LeaseLeft]:
-    """What of this cannot be found out is left out: who may read a key may not see its lease
-    everywhere."""
+    """Leave out what cannot be read: a user that may read a key may not see its lease."""
     slots = asyncio.Semaphore(_AT_ONCE)
 
     async def ask(lease_id: int) -> LeaseLeft | None:
@@ -209,8 +208,8 @@ async def places_of(etcd: Etcd, keys: JobKeys, most: int) -> list[str]:
 
 
 async def entangled_with(etcd: Etcd, keys: JobKeys) -> list[str]:
-    """Say which other jobs' keys are below this one's, or the other way round: an ``etcd_prefix``
-    is below a job's keys then. Some ten small reads. Raises EtcdError.
+    """Return which other jobs' keys are below this one's, or the other way round, because an
+    ``etcd_prefix`` is below a job's keys. Some ten small reads. Raises EtcdError.
     """
     found = []
     for part in requests.between_parts(keys):

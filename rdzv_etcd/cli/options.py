@@ -21,7 +21,7 @@ from rdzv_etcd.settings.options import NAMES
 
 _REQUEST_LIMIT_S = 10.0
 _OF_ONE_NODE = ("rank_key", "embed", "orphans", "after_end")
-"""Options that say nothing about where a job is, and may name what only an agent has."""
+"""Options that do not matter for where a job is, and may name what only an agent has."""
 
 
 class Seconds(click.FloatRange):
@@ -49,6 +49,8 @@ class JobTarget:
     conf: str
     job_id: str
     """The value of ``--rdzv-id``; empty if it was not given."""
+    as_json: bool = False
+    """Whether the result is printed as JSON."""
 
     def settings(self, job: str = "", nnodes: str = "") -> Settings:
         """Return the settings that an agent with these options would have, as far as they concern
@@ -88,12 +90,12 @@ _LOGIN = ("RDZV_ETCD_USER", "RDZV_ETCD_PASSWORD")
 
 
 def common(command: Callable[..., int]) -> Callable[..., int]:
-    """Give a command the options that all of them have; it gets a ``target`` and ``as_json``."""
+    """Give a command the options that all of them have; it gets a ``target``."""
 
     @functools.wraps(command)
-    def with_target(*, endpoint: str, conf: str, job_id: str, **given: Any) -> int:
-        # Some may come from the environment.
-        return command(target=JobTarget(*map(as_utf8, (endpoint, conf, job_id))), **given)
+    def with_target(*, endpoint: str, conf: str, job_id: str, as_json: bool, **given: Any) -> int:
+        endpoint, conf, job_id = map(as_utf8, (endpoint, conf, job_id))  # from the environment
+        return command(target=JobTarget(endpoint, conf, job_id, as_json), **given)
 
     for option in reversed(_COMMON):
         with_target = option(with_target)

@@ -42,7 +42,7 @@ _NARROWEST = 20
 
 
 class RefusedError(RdzvEtcdError):
-    """The command did not do what it was asked to; the message says why."""
+    """The command did not do what it was asked to; the message explains why."""
 
 
 class _Lines(Console):

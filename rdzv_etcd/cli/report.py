@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from rdzv_etcd.cli.jobs import Job
-from rdzv_etcd.cli.output import CLOSED_OR_UNKNOWN, WAITS, WORKS, ago
+from rdzv_etcd.cli.output import CLOSED_OR_UNKNOWN, WAITS, WORKS, ago, duration
 from rdzv_etcd.etcd.port import LeaseLeft
 from rdzv_etcd.names import is_unknown
 from rdzv_etcd.protocol import describe
 from rdzv_etcd.protocol.describe import why_drained
 from rdzv_etcd.protocol.job_state import NodeState, Role, Stage
 from rdzv_etcd.text import many, shown
-from rdzv_etcd.world_change import reason_to_leave
+from rdzv_etcd.world_change import lost, reason_to_leave
 
 _NAMED = 4
 
@@ -75,7 +75,7 @@ def report_on(job: Job) -> Report:
     details = list(report.details)
     drained = [f"{job.names(node)} ({leaves(job, node)})" for node in sorted(job.drains)]
     if drained:
-        details.append(f"being drained: {_first(drained)}")
+        details.append(f"being drained: {first_of(drained)}")
     refused = refused_with_help(job)
     if refused is not None:
         details.append(refused[0])
@@ -190,13 +190,20 @@ def refused_with_help(job: Job) -> tuple[str, str] | None:
 
 
 def some(job: Job, node_ids: Sequence[str]) -> str:
-    """Name some nodes, and say how many more there are."""
+    """Name some nodes, and count the others."""
     return job.names.all(node_ids, _NAMED)
 
 
-def _first(words: Sequence[str]) -> str:
-    more = len(words) - _NAMED
-    return ", ".join(words[:_NAMED]) + (f" and {more} more" if more > 0 else "")
+def first_of(words: Sequence[str], most: int = _NAMED, separator: str = ", ") -> str:
+    """Join the first of them, and count the others."""
+    more = len(words) - most
+    return separator.join(words[:most]) + (f" and {more} more" if more > 0 else "")
+
+
+def lost_after(name: str, how: str, after_s: float | None) -> str:
+    """How a node was lost, and how long after its end, if that is known."""
+    after = "" if after_s is None else f", {duration(after_s)} after its end"
+    return f"{lost(name, how)}{after}"
 
 
 # --- rows -----------------------------------------------------------------------------------------
@@ -238,7 +245,7 @@ _WORDS = {
 
 
 def _standing(job: Job, node_id: str, node: NodeState | None) -> tuple[str, str]:
-    """What a node is to its job, in a word, and why, if there is more to say."""
+    """Return what a node is to its job, in a word, and why, if more is known."""
     state, record = job.state, job.control.round
     if state.closure is not None and node_id in state.members:
         return ("gone" if node is None else "finishing"), ""

@@ -32,7 +32,7 @@ _LOOK_EVERY_S = 60.0
 
 @click.command()
 @common
-def serve(*, target: JobTarget, as_json: bool) -> int:
+def serve(*, target: JobTarget) -> int:
     """Run a throw-away etcd in the foreground; its data is deleted when it stops.
 
     The same etcd that embed=1 starts, except that it keeps running. If a user and password are set
@@ -51,7 +51,7 @@ def serve(*, target: JobTarget, as_json: bool) -> int:
         raise EmbeddedEtcdError(f"an embedded etcd already runs at port {port}") from None
     signal.pthread_sigmask(signal.SIG_BLOCK, UNBLOCKED)  # they are waited for
     with held:
-        return _serve(plan, version, as_json)
+        return _serve(plan, version, target.as_json)
 
 
 def _plan(connection: Connection) -> tuple[Plan, str]:

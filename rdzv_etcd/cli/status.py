@@ -35,7 +35,7 @@ _STYLES = {
 @click.argument("job", required=False)
 @click.option("--all", "every_node", is_flag=True, help="List every node of a very large job.")
 @common
-def status(*, job: str | None, every_node: bool, target: JobTarget, as_json: bool) -> int:
+def status(*, job: str | None, every_node: bool, target: JobTarget) -> int:
     """Show the state of JOB, or one line for each job.
 
     \b
@@ -43,8 +43,8 @@ def status(*, job: str | None, every_node: bool, target: JobTarget, as_json: boo
     Without JOB: 0, or 3.
     """
     if not (job or target.job_id):
-        return asyncio.run(_all_jobs(target.settings(), as_json))
-    return asyncio.run(_one(target.settings(target.job(job)), every_node, as_json))
+        return asyncio.run(_all_jobs(target.settings(), target.as_json))
+    return asyncio.run(_one(target.settings(target.job(job)), every_node, target.as_json))
 
 
 async def _one(settings: Settings, every_node: bool, as_json: bool) -> int:

@@ -21,7 +21,7 @@ from rdzv_etcd.cli import output
 from rdzv_etcd.cli.jobs import Job, connected, read_job, watching
 from rdzv_etcd.cli.options import JobTarget, common
 from rdzv_etcd.cli.output import duration
-from rdzv_etcd.cli.report import leaves, report_on
+from rdzv_etcd.cli.report import leaves, lost_after, report_on
 from rdzv_etcd.cli.status import render
 from rdzv_etcd.clock import SystemClock
 from rdzv_etcd.errors import EtcdError, StateCorruptError
@@ -42,7 +42,7 @@ from rdzv_etcd.protocol.events import (
 from rdzv_etcd.protocol.keys import JobKeys
 from rdzv_etcd.settings import Settings
 from rdzv_etcd.text import many
-from rdzv_etcd.world_change import end_text, left, lost, may_be_gone, text_of
+from rdzv_etcd.world_change import end_text, left, may_be_gone, text_of
 
 _READ_AGAIN_S = 5.0
 _READ_SOONEST_S = 0.5
@@ -56,13 +56,13 @@ _READ_LIMIT_S = 5.0
     "--until-ended", is_flag=True, help="End when a run of the job has: 0 finished, 1 failed."
 )
 @common
-def watch(*, job: str | None, until_ended: bool, target: JobTarget, as_json: bool) -> int:
+def watch(*, job: str | None, until_ended: bool, target: JobTarget) -> int:
     """Show what happens in JOB, as it happens, and on a terminal a table of its nodes.
 
     With --json, each event is an object on a line of its own. Ends with Ctrl-C.
     """
     settings = target.settings(target.job(job))
-    return asyncio.run(_watch(settings, until_ended, as_json))
+    return asyncio.run(_watch(settings, until_ended, target.as_json))
 
 
 async def _watch(settings: Settings, until_ended: bool, as_json: bool) -> int:
@@ -142,7 +142,7 @@ class LiveView:
             return
         if isinstance(event, Snapshot) and self._live is not None and self._is_first:
             self._is_first = False
-            return  # the table says it
+            return  # the table shows it
         for number, words in enumerate(lines_of(event, self._names)):
             self.print_line(words, event.wall_s, is_first=number == 0)
 
@@ -183,11 +183,11 @@ class LiveView:
         self._draw()
 
     def _show_drains(self, job: Job) -> None:
-        """Print the nodes that are being drained since the last read: that is no event."""
+        """Print the nodes that are being drained since the last read, which no event shows."""
         before, drains = self._drained, job.drains
         self._drained = frozenset(drains)
         if before is None and self._live is not None:
-            return  # the table says it
+            return  # the table shows it
         for node_id in sorted(self._drained - (before or frozenset())):
             if self._as_json:
                 drain = drains[node_id]
@@ -214,8 +214,7 @@ def lines_of(event: JobEvent, name: Names) -> Iterator[str]:
     elif isinstance(event, NodeMissing):
         yield may_be_gone(name(event.node), event.how)
     elif isinstance(event, NodeLost):
-        after = "" if event.after_s is None else f", {duration(event.after_s)} after its end"
-        yield f"{lost(name(event.node), event.how)}{after}"
+        yield lost_after(name(event.node), event.how, event.after_s)
     elif isinstance(event, NodeLeft):
         yield left(name(event.node), event.reason)
     elif isinstance(event, WorldFormed):

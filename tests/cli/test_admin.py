@@ -236,18 +236,7 @@ def test_an_accusation_goes_with_the_command_however_that_is_ended(
     assert b"dead" not in etcd_server.keys(key).get(key, b"")
 
 
-def test_a_name_that_no_node_has_or_several_is_refused(
-    etcd_server: EtcdServer, job_id: str, act: Run
-) -> None:
-    plant_node(etcd_server, job_id, "twin~1~a")
-    plant_node(etcd_server, job_id, "twin~2~b")
-    done = act("evict", job_id, "nobody", "--yes")
-    assert (done.code, "twin~1~a" in done.err) == (1, True)
-    done = act("evict", job_id, "twin", "--yes")
-    assert (done.code, "names 2 nodes" in done.err) == (1, True)
-
-
-def test_the_fate_of_an_accused_node() -> None:
+def test_what_became_of_an_accused_node() -> None:
     world = Round(3, "run", ("a", "b"), JobSettings(1, 2), "h", 1, 1)
     control = Control(10, world, 5)
     assert judge(control, "b", 8) is Eviction.OPEN
