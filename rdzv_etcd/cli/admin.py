@@ -65,7 +65,7 @@ async def find_node(etcd: Etcd, keys: JobKeys, name: str) -> str:
 @click.command()
 @click.argument("job", required=False)
 @click.option("--reason", default="closed by an operator", help="Reason, shown to the nodes.")
-@click.option("--succeeded", is_flag=True, help="The work is done: spares exit with code 0.")
+@click.option("--succeeded", is_flag=True, help="The work is done; spares exit with code 0.")
 @yes_option
 @common
 def close(*, job: str | None, reason: str, succeeded: bool, yes: bool, target: JobTarget) -> int:
@@ -117,7 +117,9 @@ async def _close(settings: Settings, closure: Closure, yes: bool) -> None:
 
 @click.command()
 @click.argument("job", required=False)
-@click.option("--force", is_flag=True, help="Even if nodes are present; they put their keys back.")
+@click.option(
+    "--force", is_flag=True, help="Reset even if nodes are present; they restore their keys."
+)
 @yes_option
 @common
 def reset(*, job: str | None, force: bool, yes: bool, target: JobTarget) -> int:
@@ -126,7 +128,7 @@ def reset(*, job: str | None, force: bool, yes: bool, target: JobTarget) -> int:
     Its epochs also begin again: checkpoints of earlier runs may have higher ones.
 
     \b
-    Exit code: 0 they are gone, 1 they are not, 3 etcd cannot be asked.
+    Exit code: 0 the keys are deleted, 1 they are not, 3 etcd cannot be asked.
     """
     settings = target.settings(target.job(job))
     removed, others = asyncio.run(_reset(settings, force, yes))

@@ -53,7 +53,7 @@ class Commands(click.Group):
 @click.group(
     cls=Commands,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    epilog="Endpoint, options, user and password are taken from the same places as with torchrun.",
+    epilog="Endpoint, options, user and password are read from the same places as by torchrun.",
 )
 @click.version_option(package_name="rdzv-etcd", prog_name="rdzv-etcd")
 def app() -> None:

@@ -42,7 +42,7 @@ _PATIENCE_S = 180.0
 
 
 class DemoError(RdzvEtcdError):
-    """The demo did not go as it should; the message has the agent's last lines."""
+    """The demo did not go as planned; the message has the agents' last lines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ def demo(*, as_json: bool) -> int:
     minute or two, needs no network, and leaves nothing behind.
 
     \b
-    Exit code: 0 it went as it should, 1 it did not.
+    Exit code: 0 it went as planned, 1 it did not.
     """
     if importlib.util.find_spec("torch") is None:
         raise DemoError("the demo needs torch in this Python")

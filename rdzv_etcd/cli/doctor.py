@@ -67,12 +67,11 @@ _STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 def doctor(*, job: str | None, nnodes: str, listen_s: float, target: JobTarget) -> int:
     """Diagnose why a job or this node does not work; run it with an agent's own options.
 
-    Looks at etcd, at the way to it, at what this user may do there, at the job and its nodes, at
-    this host and at this Python. Writes no key; it is granted a lease without keys, and gives it
-    back.
+    Checks etcd, the way to it, what this user may do there, the job and its nodes, this host and
+    this Python. Writes no key; requests one lease, and revokes it.
 
     \b
-    Exit code: 0 nothing is wrong (but perhaps doubtful), 1 something is wrong.
+    Exit code: 0 no failure was found (but perhaps warnings), 1 at least one failure.
     """
     settings = target.settings(job or target.job_id, nnodes)
     if listen_s:

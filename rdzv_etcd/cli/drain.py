@@ -73,8 +73,8 @@ def drain(
     back. It stands until the node has received it, for a day at most.
 
     \b
-    Exit code: 0 it is asked (with --wait: it has left), 1 it is not (with --wait: it has not, or
-    was lost), 3 etcd cannot be asked.
+    Exit code: 0 the request is recorded (with --wait: the node has left), 1 it is not (with --wait:
+    the node has not left, or was lost), 3 etcd cannot be asked.
     """
     settings = target.settings(job)
     node_id, request, outcome, how = asyncio.run(

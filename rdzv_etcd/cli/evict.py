@@ -71,11 +71,11 @@ def evict(
     """Probe NODE of JOB; if it does not respond, declare it lost now instead of waiting for its
     lease.
 
-    NODE is a host name as `status` shows it, or a whole node id. A node that lives answers, and
-    continues: this ends no process.
+    NODE is a host name as `status` shows it, or a whole node id. A node that is alive answers and
+    continues: no process is ended.
 
     \b
-    Exit code: 0 it has lost its place, 1 it lives or could not be asked, 3 etcd cannot be asked.
+    Exit code: 0 it is lost, 1 it is alive or the outcome is open, 3 etcd cannot be asked.
     """
     settings = target.settings(job)
     keys = JobKeys(settings.prefix, settings.job_id)

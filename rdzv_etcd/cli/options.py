@@ -146,7 +146,7 @@ nnodes_option = click.option(
     envvar="PET_NNODES",
     default="",
     metavar="MIN[:MAX]",
-    help="What the agents are started with, to compare it with the job's.  [env: PET_NNODES]",
+    help="The agents' --nnodes, to compare it with the job's settings.  [env: PET_NNODES]",
 )
 
 

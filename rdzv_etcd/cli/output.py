@@ -115,13 +115,13 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object | Text]]) -> Te
         is_inline = with_last and row[-1].cell_len <= room
         lines.append(_row(row[: len(row) if is_inline else kept], widths))
         below = [] if is_inline else list(zip(columns[kept:], row[kept:], strict=True))
-        said = [
+        notes = [
             Text.assemble(f"{head.lower()}: " if head else "", each)
             for head, each in below
             if each.plain not in ("", "-")
         ]
-        if said and width is not None:
-            text = Text("; ").join(said)
+        if notes and width is not None:
+            text = Text("; ").join(notes)
             for part in text.wrap(console(), max(_NARROWEST, width - len(_BELOW))):
                 part.rstrip()
                 lines.append(Text.assemble(_BELOW, part))

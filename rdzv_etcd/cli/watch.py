@@ -53,13 +53,15 @@ _READ_LIMIT_S = 5.0
 @click.command()
 @click.argument("job", required=False)
 @click.option(
-    "--until-ended", is_flag=True, help="End when a run of the job has: 0 finished, 1 failed."
+    "--until-ended",
+    is_flag=True,
+    help="Exit when a run of the job ends: with 0 if it finished, with 1 if it failed.",
 )
 @common
 def watch(*, job: str | None, until_ended: bool, target: JobTarget) -> int:
     """Show what happens in JOB, as it happens, and on a terminal a table of its nodes.
 
-    With --json, each event is an object on a line of its own. Ends with Ctrl-C.
+    With --json, each event is an object on a line of its own. Stop it with Ctrl-C.
     """
     settings = target.settings(target.job(job))
     return asyncio.run(_watch(settings, until_ended, target.as_json))
