@@ -200,17 +200,6 @@ def test_who_is_not_there_is_not_asked(etcd_server: EtcdServer, job_id: str, act
     assert not etcd_server.keys(keys.drains.start)
 
 
-def test_what_is_no_request_is_replaced_by_one(
-    etcd_server: EtcdServer, job_id: str, act: Run
-) -> None:
-    keys = JobKeys(PREFIX, job_id)
-    plant_node(etcd_server, job_id, "one~1~a")
-    etcd_server.gateway.put(keys.drain("one~1~a"), b"soon", lease(etcd_server))
-    done = act("drain", job_id, "one", "--yes")
-    assert (done.code, done.err) == (0, "")
-    assert b"no reason given" in etcd_server.keys(keys.drains.start)[keys.drain("one~1~a")]
-
-
 def test_a_member_of_a_large_world_is_known_by_its_slice(
     etcd_server: EtcdServer, job_id: str, act: Run
 ) -> None:
