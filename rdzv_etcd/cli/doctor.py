@@ -22,7 +22,7 @@ from rich.text import Text
 
 from rdzv_etcd.cli import doctor_etcd, output
 from rdzv_etcd.cli.doctor_etcd import Finding, fail, numbers_of, ok, warn
-from rdzv_etcd.cli.jobs import Job, entangled_with, jobs_under, places_of, read_job
+from rdzv_etcd.cli.jobs import Job, jobs_under, places_of, read_job
 from rdzv_etcd.cli.options import JobTarget, Seconds, common, nnodes_option
 from rdzv_etcd.cli.report import how_it_ended, refused_with_help, report_on, some
 from rdzv_etcd.embedded.port import own_addresses
@@ -131,22 +131,16 @@ async def _examine(
 
 async def _examine_job(etcd: Etcd, keys: JobKeys, mine: JobSettings | None) -> list[Finding]:
     """``mine``: what a node started here would have, if that was given."""
-    hint = "give them prefixes (etcd_prefix) of which none is below a job of the other"
-    found = [
-        warn("job.entangled", f"two jobs' keys are mixed: {text}", hint)
-        for text in await _if_readable(entangled_with(etcd, keys))
-    ]
     try:
         job = await read_job(etcd, keys, closely=True)
     except (EtcdError, StateCorruptError) as error:
-        return [*found, fail("job.is_there", f"the job cannot be read: {error}")]
+        return [fail("job.is_there", f"the job cannot be read: {error}")]
     elsewhere: list[str] = []
     similar: list[str] = []
     if job.control.formed is None:  # the missing nodes may be looking elsewhere
         similar = await _if_readable(_also_waiting(etcd, keys))
         elsewhere = await _if_readable(places_of(etcd, keys, _KEYS_ELSEWHERE))
     return [
-        *found,
         *_presence_findings(job, elsewhere, similar),
         *_settings_findings(job, mine),
         *_node_findings(job),

@@ -6,14 +6,13 @@ Knows which reads there are, and how many of them are too many. Must not know wh
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from rdzv_etcd.clock import SystemClock
-from rdzv_etcd.errors import EtcdError, EtcdPermissionError
+from rdzv_etcd.errors import EtcdError
 from rdzv_etcd.etcd.client import EtcdClient
 from rdzv_etcd.etcd.port import Etcd, Get, GetResult, LeaseLeft
 from rdzv_etcd.names import Names
@@ -205,22 +204,6 @@ async def places_of(etcd: Etcd, keys: JobKeys, most: int) -> list[str]:
             places.append(place)
         rest = requests.beside(key)
     return places
-
-
-async def entangled_with(etcd: Etcd, keys: JobKeys) -> list[str]:
-    """Return which other jobs' keys are below this one's, or the other way round, because an
-    ``etcd_prefix`` is below a job's keys. Some ten small reads. Raises EtcdError.
-    """
-    found = []
-    for part in requests.between_parts(keys):
-        key = await _first(etcd, part.read(limit=1, keys_only=True))
-        if key is not None:
-            found.append(f"{key.decode(errors='replace')} is below job {keys.job_id!r}")
-    for job in requests.jobs_above(keys.prefix):
-        with contextlib.suppress(EtcdPermissionError):  # most users may not look there
-            if await _first(etcd, job.control.read(limit=1, keys_only=True)) is not None:
-                found.append(f"etcd_prefix={keys.prefix} is below job {job.job_id!r}")
-    return found
 
 
 async def _first(etcd: Etcd, request: Get) -> bytes | None:

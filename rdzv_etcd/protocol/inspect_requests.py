@@ -58,24 +58,6 @@ def beyond(prefix: str, key: bytes) -> KeyRange:
     return KeyRange(prefix_end(rest.start + segment + slash), rest.end)
 
 
-def between_parts(keys: JobKeys) -> list[KeyRange]:
-    """Return the ranges below a job's root in which it has no key: keys there are another job's."""
-    parts = sorted((*keys.per_round, keys.control, keys.nodes), key=lambda part: part.start)
-    starts = (keys.below.start, *(part.end for part in parts))
-    ends = (*(part.start for part in parts), keys.below.end)
-    return [KeyRange(start, end) for start, end in zip(starts, ends, strict=True)]
-
-
-def jobs_above(prefix: str) -> list[JobKeys]:
-    """Return the jobs below whose root a prefix would be, if they exist."""
-    parts = prefix.rstrip("/").split("/")
-    return [
-        JobKeys("/".join(parts[:at]), unquote(parts[at]))
-        for at in range(1, len(parts))
-        if parts[at]
-    ]
-
-
 def place_of(keys: JobKeys, key: bytes) -> str | None:
     """Return the prefix under which a key belongs to a job of this id; ``None`` if it does not."""
     parts = key.split(b"/")

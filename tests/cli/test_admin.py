@@ -19,7 +19,6 @@ from tests.cli.tools import (
     Done,
     Run,
     form_and_lose,
-    lease,
     nothing_is_written,
     plant_node,
     plant_round,
@@ -164,18 +163,6 @@ def test_only_what_is_a_job_s_own_is_removed(
     )
     assert "another job's etcd_prefix" in done.err
     assert sorted(etcd_server.keys(keys.root)) == sorted(theirs)
-
-
-def test_a_prefix_below_a_job_is_named(etcd_server: EtcdServer, job_id: str, act: Run) -> None:
-    keys = JobKeys(PREFIX, job_id)
-    prefix = keys.root.decode().rstrip("/")
-    plant_node(etcd_server, job_id, "one~1~a")
-    plant_round(etcd_server, job_id, ["one~1~a"])
-    assert "are mixed" not in act("doctor", job_id).out
-    etcd_server.gateway.put(JobKeys(prefix, "team").round, b"x", lease(etcd_server))
-    assert f"{prefix}/team/ctl/round is below job '{job_id}'" in act("doctor", job_id).out
-    below = act("doctor", "team", f"--conf=etcd_prefix={prefix}").out
-    assert f"etcd_prefix={prefix} is below job '{job_id}'" in below
 
 
 # --- evict ----------------------------------------------------------------------------------------
