@@ -47,7 +47,7 @@ def work(group: Group, stops: list[bool]) -> None:
 
 
 @pytest.mark.parametrize("who", ["itself", "an operator"])
-def test_a_drained_node_s_loop_ends_and_the_others_go_on(job: Job, who: str) -> None:
+def test_a_drained_node_s_loop_ends_and_the_others_continue(job: Job, who: str) -> None:
     with job.worlds(3, "2:3", lease_ttl=LONG_S) as (nodes, worlds):
         drained, others = nodes[0], nodes[1:]
         if who == "itself":
@@ -108,7 +108,7 @@ def test_drained_on_asyncio(job: Job) -> None:
         one, two = (rdzv_etcd.aio.Group(Group(settings)) for _ in range(2))
         async with one, two:
             sizes: list[int] = []
-            await asyncio.wait_for(asyncio.gather(leaves(one, sizes), goes_on(two)), LIMIT_S)
+            await asyncio.wait_for(asyncio.gather(leaves(one, sizes), continues(two)), LIMIT_S)
             return sizes
 
     async def leaves(group: rdzv_etcd.aio.Group, sizes: list[int]) -> None:
@@ -118,7 +118,7 @@ def test_drained_on_asyncio(job: Job) -> None:
             await asyncio.to_thread(wait_until, "it may stop", partial(_may_stop, world))
             world.alive()
 
-    async def goes_on(group: rdzv_etcd.aio.Group) -> None:
+    async def continues(group: rdzv_etcd.aio.Group) -> None:
         worlds: AsyncIterator[rdzv_etcd.aio.World] = group.worlds()
         async for world in worlds:
             if world.size == 1:
@@ -135,30 +135,30 @@ def _may_stop(world: rdzv_etcd.aio.World) -> bool:
 # --- the watchdog ---------------------------------------------------------------------------------
 
 
-def test_a_wedged_thread_costs_its_node_its_place_until_it_is_back(
+def test_a_thread_that_hangs_costs_its_node_its_place_until_it_is_back(
     job: Job, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings = job.settings("1:2", lease_ttl=LONG_S, watchdog=WATCHDOG_S, **ALONE)
-    wedge, is_wedged = threading.Event(), threading.Event()
+    release, hangs = threading.Event(), threading.Event()
 
     def hang_in_a_file_system(group: Group) -> str:
         world = group.join()
-        is_wedged.set()
-        wedge.wait(LIMIT_S)
+        hangs.set()
+        release.wait(LIMIT_S)
         assert isinstance(world.change, Expelled)
         return f"{group.join().size} {group.has_left}"
 
-    with groups(settings, 2) as (wedged, other), ThreadPoolExecutor(1) as pool:
-        hanging = pool.submit(hang_in_a_file_system, wedged)
+    with groups(settings, 2) as (hung, other), ThreadPoolExecutor(1) as pool:
+        hanging = pool.submit(hang_in_a_file_system, hung)
         world = other.join()
-        assert is_wedged.wait(LIMIT_S)
+        assert hangs.wait(LIMIT_S)
         assert world.wait_over(LIMIT_S)  # it waits inside, which counts as calling in
         assert isinstance(world.change, Lost)
         why = how_wedged(3.0)
-        assert dict(world.change.members) == {wedged.node_id: why}
+        assert dict(world.change.members) == {hung.node_id: why}
         alone = other.join()
         assert alone.size == 1
-        wedge.set()
+        release.set()
         wait_until("it waits for a seat", lambda: alone.over)
         assert other.join().size == 2
         assert hanging.result(LIMIT_S) == "2 False"
@@ -203,7 +203,7 @@ def test_an_event_loop_that_turns_while_something_is_awaited_is_at_work(job: Job
 # --- gates ----------------------------------------------------------------------------------------
 
 
-def test_a_gate_is_asked_before_each_arrival_and_told_why(job: Job) -> None:
+def test_a_gate_is_asked_before_each_arrival_and_gets_to_know_why(job: Job) -> None:
     asked: list[Arrival] = []
 
     def gate(arrival: Arrival) -> None:

@@ -17,7 +17,7 @@ from rdzv_etcd.world_change import PROCESS_EXITED
 from tests.library.nodes import LIMIT_S, Job, at_once, groups, join_all, wait_until
 
 LONG_LEASE: dict[str, Any] = {"lease_ttl": 15, "peer_links": True}
-"""So long that what is told before has not waited for its end."""
+"""So long that a loss that is known earlier has not waited for its end."""
 
 
 def watched_by(group: Group) -> set[str]:
@@ -30,7 +30,7 @@ def watched_by(group: Group) -> set[str]:
 @pytest.fixture
 def killed(job: Job) -> Iterator[Callable[[], tuple[str, list[Group], list[World]]]]:
     """Forms a world of two nodes here and one elsewhere, which is killed once it is watched."""
-    job.leaks.timeout_s = 45.0  # the lease of who was killed
+    job.leaks.timeout_s = 45.0  # the lease of the killed node
     with ExitStack() as stack:
 
         def form_and_kill() -> tuple[str, list[Group], list[World]]:
@@ -55,7 +55,7 @@ def killed(job: Job) -> Iterator[Callable[[], tuple[str, list[Group], list[World
 
 
 @pytest.mark.slow  # what the killed node held goes with its lease
-def test_a_killed_process_is_told_long_before_its_lease_runs_out(killed: Any) -> None:
+def test_a_killed_process_is_known_long_before_its_lease_expires(killed: Any) -> None:
     victim, here, worlds = killed()
     for world in worlds:
         assert world.wait_over(LIMIT_S / 2)

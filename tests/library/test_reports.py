@@ -1,4 +1,4 @@
-"""What a program reports of a member, on a real etcd and with real processes."""
+"""A program reports a member dead, on a real etcd and with real processes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.library.nodes import LIMIT_S, Job, at_once, join_all
 
 
 @pytest.mark.slow  # what the killed node held goes with its lease
-def test_a_killed_process_that_is_reported_is_told_long_before_its_lease_runs_out(job: Job) -> None:
+def test_a_killed_process_that_is_reported_is_known_long_before_its_lease_expires(job: Job) -> None:
     job.leaks.timeout_s = 45.0
     given: dict[str, Any] = {"lease_ttl": 15, "peer_links": False}
     with job.remote("2:3", **given) as remote, job.groups(2, "2:3", **given) as nodes:

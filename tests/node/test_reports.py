@@ -1,4 +1,4 @@
-"""What a program reports of other members: told early if it is true, and one write if it is not."""
+"""A program reports other members dead: known early if it is true, one write if it is not."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_a_wrong_report_costs_one_write_and_no_restart(peer_links: bool, certain
         await job.pass_time(5.0)
         assert accusations(job) == []
         job.assert_undisturbed("abc")
-        # It was wrong: it may not say so again for a minute.
+        # It was wrong: it may not report that again for a minute.
         assert not await report(job, by, about.node_id, certain=certain)
         await job.pass_time(QUIET_S + 5.0)
         assert await report(job, by, about.node_id, certain=certain)
@@ -90,7 +90,7 @@ def test_a_wrong_report_costs_one_write_and_no_restart(peer_links: bool, certain
 
 
 @simulated(range(5), min_nodes=2, max_nodes=3, timing=LONG_LEASE)
-async def test_who_was_wrong_is_not_believed_in_the_next_world_either(job: SimJob) -> None:
+async def test_a_node_that_was_wrong_is_not_believed_in_the_next_world_either(job: SimJob) -> None:
     by, about, other = await job.all_work("abc")
     await job.pass_time(5.0)
     assert await report(job, by, about.node_id)
@@ -102,7 +102,9 @@ async def test_who_was_wrong_is_not_believed_in_the_next_world_either(job: SimJo
     assert restarts(job) == 3
 
 
-def test_who_was_wrong_too_often_is_not_believed_any_more(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_node_that_was_wrong_too_often_is_not_believed_any_more(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async def scenario(job: SimJob) -> None:
         nodes = await job.all_work("abcde")
         by, *others = nodes
@@ -117,7 +119,7 @@ def test_who_was_wrong_too_often_is_not_believed_any_more(caplog: pytest.LogCapt
 
 @LINKS
 def test_a_member_that_was_lost_and_came_back_can_be_reported_again(peer_links: bool) -> None:
-    """It had hung: what was said of it then was right."""
+    """It had hung: the report was right then."""
 
     async def scenario(job: SimJob) -> None:
         nodes = await job.all_work("abc")
@@ -191,7 +193,9 @@ def test_a_member_that_has_gone_already_is_not_reported() -> None:
 
 @pytest.mark.parametrize("out", ["expelled", "closed", "broken"])
 @simulated(range(2), min_nodes=2, max_nodes=3)
-async def test_who_has_no_session_and_gets_none_is_not_kept_waiting(job: SimJob, out: str) -> None:
+async def test_a_report_without_a_session_that_will_not_come_is_not_kept_waiting(
+    job: SimJob, out: str
+) -> None:
     nodes = await job.all_work("abc")
     await job.pass_time(35.0)
     reporter, other = nodes[0], nodes[1]
@@ -216,7 +220,7 @@ async def test_who_has_no_session_and_gets_none_is_not_kept_waiting(job: SimJob,
 
 
 @simulated(range(3), min_nodes=2, max_nodes=2, timing=LONG_LEASE)
-async def test_what_is_no_report(job: SimJob) -> None:
+async def test_an_invalid_report_is_refused(job: SimJob) -> None:
     nodes = await job.all_work("ab")
     by, other = nodes
     for node_id, evidence, problem in (

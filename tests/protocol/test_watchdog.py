@@ -1,4 +1,4 @@
-"""When a thread that has not called in counts as wedged."""
+"""When a thread that has not called in counts as hung."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def looks(*late_s: float, calls: tuple[int, ...] = (), excused: tuple[int, ...] 
     return silence
 
 
-def test_a_thread_that_does_not_call_in_is_wedged_after_the_limit() -> None:
+def test_a_thread_that_does_not_call_in_is_hung_after_the_limit() -> None:
     assert looks(*[0.0] * 7).lasts_s < LIMIT_S
     assert looks(*[0.0] * 8).lasts_s >= LIMIT_S
 
@@ -40,7 +40,7 @@ def test_a_thread_that_waits_inside_of_the_library_is_excused() -> None:
 
 
 @pytest.mark.parametrize("stopped_s", [2.0, 3600.0])
-def test_a_process_that_was_stopped_was_not_wedged(stopped_s: float) -> None:
+def test_a_process_that_was_stopped_was_not_hung(stopped_s: float) -> None:
     """It was silent for a long time before; then it gets the time to call in."""
     assert looks(*[0.0] * 7, stopped_s).lasts_s < LIMIT_S
     assert looks(*[0.0] * 7, stopped_s, 0.0, calls=(8,)).lasts_s < LIMIT_S
@@ -73,13 +73,13 @@ def test_a_member_of_a_healthy_world_is_on_duty() -> None:
 
 
 @pytest.mark.parametrize("phase", [Phase.IDLE, Phase.WAITING, Phase.GONE])
-def test_who_is_in_no_world_is_not(phase: Phase) -> None:
+def test_a_node_in_no_world_is_not(phase: Phase) -> None:
     member, control = at_work()
     member.phase = phase
     assert not is_on_duty(member, control)
 
 
-def test_who_is_told_that_its_world_is_over_may_write_a_checkpoint() -> None:
+def test_a_member_whose_world_is_over_may_write_a_checkpoint() -> None:
     member, _ = at_work()
     scene = Scene(members="a b")
     assert scene.control.round is not None
@@ -87,7 +87,7 @@ def test_who_is_told_that_its_world_is_over_may_write_a_checkpoint() -> None:
     assert not is_on_duty(member, Control(101, scene.control.round, 50, change=change))
 
 
-def test_who_was_evicted_or_is_finishing_is_not() -> None:
+def test_a_member_that_was_evicted_or_is_finishing_is_not() -> None:
     member, control = at_work()
     member.evicted = True
     assert not is_on_duty(member, control)
