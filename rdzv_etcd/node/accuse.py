@@ -15,7 +15,7 @@ from functools import partial
 from rdzv_etcd.errors import EtcdError, LeaseNotFoundError, MisuseError, StateCorruptError
 from rdzv_etcd.etcd.port import Etcd, KeyValue
 from rdzv_etcd.node.context import NodeContext
-from rdzv_etcd.node.slices import members_in
+from rdzv_etcd.node.slices import members_of
 from rdzv_etcd.protocol import requests
 from rdzv_etcd.protocol.keys import JobKeys
 from rdzv_etcd.protocol.liveness import LocalHealth, answer_grace_s
@@ -265,7 +265,7 @@ class Reports:
             raise MisuseError("this node is in no world, so it has no members to report")
         if node_id == self._me:
             raise MisuseError("this node reports itself dead: leave() ends its part")
-        if node_id not in await members_in(self._context, record):
+        if node_id not in await members_of(self._context, record):
             raise MisuseError(
                 f"{shown(node_id, 80)!r} is no member of the present world (round {record.number})"
             )

@@ -17,7 +17,7 @@ from rdzv_etcd.errors import (
 from rdzv_etcd.log import LineTimes
 from rdzv_etcd.node.context import NodeContext
 from rdzv_etcd.node.leave import closed_text
-from rdzv_etcd.node.slices import members_in
+from rdzv_etcd.node.slices import members_of
 from rdzv_etcd.node.views import read_pages, within
 from rdzv_etcd.protocol.describe import (
     arrived_text,
@@ -100,7 +100,7 @@ class JoinWait:
         text = f"round {control.next_number} was not formed within {self.timeout_s:g} s: "
         try:
             if formed is not None:  # a node that still works there has not arrived
-                members = await members_in(context, formed)
+                members = await members_of(context, formed)
                 control = replace(control, round=replace(formed, members=members))
             limit_s = within(context.clock, 5.0)
             result = await read_pages(context.etcd, context.keys.nodes, limit_s=limit_s)

@@ -163,11 +163,6 @@ def closed_text(context: NodeContext, closure: Closure) -> str:
     )
 
 
-def own_drain(node_id: str, reason: str) -> Drain:
-    """The wish of a node that itself wants to leave."""
-    return Drain(node_id, shown(reason, MAX_REASON))
-
-
 _ROOM_FOR_RANK_0_S = 1.0
 RUNS_REMEMBERED = 8
 """A node that was cut off for longer than this many runs of one id counts as new."""

@@ -349,7 +349,7 @@ class Node:
     async def be_drained(self, reason: str) -> None:
         """Leave at the next safe point; a join that waits ends at once. Idempotent."""
         member = self._member
-        member.be_drained(leaving.own_drain(member.node_id, reason))
+        member.be_drained(Drain(member.node_id, shown(reason, MAX_REASON)))
         self._context.wakeup.notify()
 
     async def give_up_seat(self, joined_after: int, reason: str) -> None:

@@ -100,26 +100,23 @@ class Roster:
         context.log.warn(f"this node asks for the members of round {record.number}: {why}")
 
 
-async def members_of(context: NodeContext, seat: Seat) -> tuple[str, ...]:
+async def members_of(context: NodeContext, world: Seat | Round) -> tuple[str, ...]:
     """Return the node ids by rank, reading them if the world is large.
 
     Raises EtcdError, StateCorruptError.
     """
-    if seat.slices is None:
-        return seat.members
-    return await _members(context, seat.round, seat.slices)
-
-
-async def members_in(context: NodeContext, record: Round) -> tuple[str, ...]:
-    """The same of a round's record."""
-    if record.slices is None:
-        return record.members
-    return await _members(context, record.number, record.slices)
+    if world.slices is None:
+        return world.members
+    number = world.round if isinstance(world, Seat) else world.number
+    members, complete, problems = await _read(context, number, world.slices)
+    if problems and not complete:
+        raise problems[0]
+    return members
 
 
 async def presences_of(context: NodeContext, seat: Seat) -> list[NodeInfo]:
     """Return the members' presences by rank, once all are there: a member that has lost its session
-    puts its presence back.
+    puts its presence back, and one that was accused as well.
 
     Raises EtcdError, StateCorruptError.
     """
@@ -127,19 +124,11 @@ async def presences_of(context: NodeContext, seat: Seat) -> list[NodeInfo]:
     while True:
         result = await read_pages(context.etcd, context.keys.nodes)
         found = {context.keys.node_id(kv.key): kv for kv in result.kvs}
-        if all(member in found for member in members):
-            places = [place_in(context.keys, found[member]) for member in members]
-            there = [place for place in places if isinstance(place, NodeInfo)]
-            if len(there) == len(members):  # a living member that was accused puts it back
-                return there
+        places = [place_in(context.keys, found[each]) for each in members if each in found]
+        there = [place for place in places if isinstance(place, NodeInfo)]
+        if len(there) == len(members):
+            return there
         await context.clock.sleep(RETRY_S)
-
-
-async def _members(context: NodeContext, number: int, slices: Slices) -> tuple[str, ...]:
-    members, complete, problems = await _read(context, number, slices)
-    if problems and not complete:
-        raise problems[0]
-    return members
 
 
 async def _read(

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import pytest
 
-from rdzv_etcd.errors import EtcdNoSpaceError
 from tests.node.test_refusals import warnings_of
 from tests.sim.world import TTL_S, SimJob, simulated
 
@@ -69,36 +68,6 @@ async def test_a_waiter_that_must_arrive_again_waits_too(job: SimJob) -> None:
     job.server.set_no_space(False)
     job.start("b")
     await job.until_works("ab")
-
-
-@simulated(range(5), min_nodes=2, max_nodes=2)
-async def test_the_wait_ends_with_the_join_timeout_and_the_cause(job: SimJob) -> None:
-    job.start_all("ab", join_timeout_s=60.0)
-    await job.until_works("ab")
-    job.server.set_no_space(True)
-    for node in job.nodes.values():
-        job.rejoin(node)
-    began_s = job.loop.time()
-    await job.until(lambda: all(n.error for n in job.nodes.values()), "they give up", 70.0)
-    assert job.loop.time() - began_s > 55.0
-    for node in job.nodes.values():
-        assert isinstance(node.error, EtcdNoSpaceError)
-        assert "within 60 s" in str(node.error)
-        assert CURE in str(node.error)
-
-
-@pytest.mark.parametrize("connected", [True, False])
-@simulated(range(3), min_nodes=1, max_nodes=1)
-async def test_a_newcomer_is_refused_at_once_with_the_cause(job: SimJob, connected: bool) -> None:
-    """Whether or not it has a session already, from before the alarm."""
-    late = job.make("late")
-    if connected:
-        await job.on(late, late.node.start())
-    job.server.set_no_space(True)
-    began_s = job.loop.time()
-    await job.on(late, late.run())
-    assert job.loop.time() - began_s < 1.0
-    assert isinstance(late.error, EtcdNoSpaceError)
 
 
 @simulated(range(5), min_nodes=2, max_nodes=2)

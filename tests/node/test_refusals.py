@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import pytest
 
 from rdzv_etcd.errors import (
     EtcdAuthError,
     EtcdError,
+    EtcdNoSpaceError,
     EtcdPermissionError,
     EtcdTlsError,
     JoinTimeoutError,
@@ -28,6 +29,15 @@ REFUSALS = [EtcdPermissionError, EtcdAuthError, EtcdTlsError]
 
 def refuse(node: SimNode, kind: type[EtcdError] | None) -> None:
     node.connection.link.refuse(None if kind is None else lambda: kind("refused for a while"))
+
+
+def begin_refusals(job: SimJob, nodes: Iterable[SimNode], kind: type[EtcdError]) -> None:
+    """Let etcd refuse these nodes what they ask; if it has no space left, it refuses all writes."""
+    if kind is EtcdNoSpaceError:
+        job.server.set_no_space(True)
+    else:
+        for node in nodes:
+            refuse(node, kind)
 
 
 @simulated(range(3), min_nodes=3, max_nodes=3)
@@ -129,11 +139,17 @@ async def test_a_spare_that_must_arrive_again_waits_too(job: SimJob, kind: type[
     await job.until(lambda: spare.is_working, "it gets a seat", 100.0)
 
 
-@pytest.mark.parametrize("kind", REFUSALS)
+@pytest.mark.parametrize("kind", [*REFUSALS, EtcdNoSpaceError])
+@pytest.mark.parametrize("connected", [True, False])
 @simulated(range(3), min_nodes=1, max_nodes=1)
-async def test_a_newcomer_is_told_at_once(job: SimJob, kind: type[EtcdError]) -> None:
+async def test_a_newcomer_is_refused_at_once(
+    job: SimJob, kind: type[EtcdError], connected: bool
+) -> None:
+    """Whether or not it has a session already, from before the refusals."""
     late = job.make("late")
-    refuse(late, kind)
+    if connected:
+        await job.on(late, late.node.start())
+    begin_refusals(job, [late], kind)
     began_s = job.loop.time()
     await job.on(late, late.run())
     assert isinstance(late.error, kind)
@@ -141,15 +157,19 @@ async def test_a_newcomer_is_told_at_once(job: SimJob, kind: type[EtcdError]) ->
 
 
 @pytest.mark.parametrize("is_answered", [True, False], ids=["answered", "no last answer"])
+@pytest.mark.parametrize(
+    ("kind", "cause"),
+    [(EtcdPermissionError, "refused for a while"), (EtcdNoSpaceError, "etcdctl alarm disarm")],
+)
 @simulated(range(3), min_nodes=2, max_nodes=2)
 async def test_the_wait_ends_with_the_join_timeout_and_the_cause(
-    job: SimJob, is_answered: bool
+    job: SimJob, kind: type[EtcdError], cause: str, is_answered: bool
 ) -> None:
     """Also if the last try gets no answer any more."""
     job.start_all("ab", join_timeout_s=60.0)
     await job.until_works("ab")
+    begin_refusals(job, job.nodes.values(), kind)
     for node in job.nodes.values():
-        refuse(node, EtcdPermissionError)
         job.rejoin(node)
     began_s = job.loop.time()
     await job.pass_time(55.0)
@@ -159,9 +179,9 @@ async def test_the_wait_ends_with_the_join_timeout_and_the_cause(
     await job.until(lambda: all(n.error for n in job.nodes.values()), "they give up", 25.0)
     assert job.loop.time() - began_s > 55.0
     for node in job.nodes.values():
-        assert isinstance(node.error, EtcdPermissionError)
+        assert isinstance(node.error, kind)
         assert "within 60 s" in str(node.error)
-        assert "refused for a while" in str(node.error)
+        assert cause in str(node.error)
 
 
 @pytest.mark.parametrize("joins_again", [True, False])

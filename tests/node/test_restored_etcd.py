@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from functools import partial
 
 import pytest
@@ -14,7 +13,6 @@ from rdzv_etcd.protocol import lead as leading
 from rdzv_etcd.protocol import requests
 from rdzv_etcd.protocol.codec import encode_accusation
 from rdzv_etcd.protocol.model import Accusation, Nodes
-from rdzv_etcd.world.collectives import Collectives
 from tests.sim import world
 from tests.sim.world import TTL_S, SimJob, SimNode, Snapshot, simulate, simulated
 
@@ -218,25 +216,6 @@ async def test_a_run_goes_on_although_etcd_goes_back_to_the_one_before(
         assert job.nodes["c"].node.closure() is None
 
 
-@BUMPED
-@simulated(min_nodes=2, max_nodes=2)
-async def test_who_waits_arrives_again_when_etcd_goes_back_to_an_earlier_arrival(
-    job: SimJob, bump_revision: int
-) -> None:
-    """Its lease was in the snapshot, too, and its presence as that of a member at work."""
-    await job.all_work("ab")
-    await job.pass_time(TTL_S)
-    saved = job.save()
-    job.crash("b")
-    waiter = job.nodes["a"]
-    await job.until(lambda: waiter.joins == 2, "it waits for a second round", 3 * TTL_S)
-    await job.pass_time(job.loop.rng.uniform(0.1, TTL_S))
-    job.restore(saved, bump_revision=bump_revision)
-    await job.pass_time(job.loop.rng.choice([0.1, 3 * TTL_S]))
-    job.start("c")
-    await job.until_works("ac", 10 * TTL_S)
-
-
 @pytest.mark.parametrize("slice_nodes", [1, 128])
 @simulated(options=["slice_nodes"], min_nodes=2, max_nodes=4)
 async def test_members_notice_it_although_others_have_written_as_much_again(job: SimJob) -> None:
@@ -263,32 +242,6 @@ async def test_members_notice_it_although_others_have_written_as_much_again(job:
     await job.pass_time(200)
     assert job.works(rest), job.tell()
     assert {name: job.nodes[name].joins for name in rest} == joins, job.tell()
-
-
-@pytest.mark.parametrize("bump_revision", [0, 1_000_000])
-@simulated(min_nodes=3, max_nodes=3)
-async def test_who_waits_at_a_barrier_is_there_again_although_others_have_written_as_much_again(
-    job: SimJob, bump_revision: int
-) -> None:
-    """And nothing that tells of the world is another: nobody can tell that etcd went back."""
-    nodes = await job.all_work("abc")
-    saved = job.save()
-
-    def waits(node: SimNode) -> asyncio.Task[None]:
-        assert node.world is not None
-        return job.on(node, Collectives(node.node, node.world).barrier("saved", 60))
-
-    early, *late = nodes
-    waiting = waits(early)
-    await job.pass_time(1)
-    revision = job.server.revision
-    job.restore(saved, bump_revision=bump_revision)
-    while job.server.revision <= revision:
-        job.server.apply(Txn((), (Put(b"/another application", b""),)))
-    await job.pass_time(10)
-    assert not waiting.done()
-    await asyncio.gather(waiting, *map(waits, late))
-    assert all(node.joins == 1 for node in nodes), job.tell()
 
 
 @pytest.mark.parametrize("slice_nodes", [1, 128])
@@ -439,31 +392,3 @@ def test_each_guard_against_accusations_that_are_back_is_missed(
     monkeypatch.setattr(world, "SEEDS_AT_MOST", None)  # it ends with the first one that notices
     with pytest.raises(AssertionError):
         accusations_are_back(False, other_leader, bump_revision)
-
-
-@BUMPED
-@simulated(min_nodes=3, max_nodes=3)
-async def test_a_barrier_that_etcd_has_forgotten_is_passed_by_who_had_not_heard_of_it(
-    job: SimJob, bump_revision: int
-) -> None:
-    """Those who have passed go on to other barriers, and do not come to this one again."""
-    a, b, late = await job.all_work("abc")
-    barriers = {}
-    for each in (a, b, late):
-        assert each.world is not None
-        barriers[each] = Collectives(each.node, each.world)
-
-    def at(member: SimNode, name: str) -> asyncio.Task[None]:
-        return job.on(member, barriers[member].barrier(name, 60))
-
-    waiting = at(late, "saved")
-    await job.pass_time(1)
-    before = job.save()
-    late.connection.link.lag_watches(5.0)
-    await asyncio.gather(at(a, "saved"), at(b, "saved"))
-    assert not waiting.done()
-    job.restore(before, bump_revision=bump_revision)
-    others = [at(a, "next"), at(b, "next")]
-    await waiting
-    await asyncio.gather(*others, at(late, "next"))
-    assert [each.joins for each in (a, b, late)] == [1, 1, 1]

@@ -852,16 +852,6 @@ async def test_a_leader_that_stops_before_it_hears_that_it_formed_a_round_takes_
     assert job.history.formed[-1].record.job_lease == job_lease
 
 
-@simulated(min_nodes=2, max_nodes=3)
-async def test_a_leave_whose_goodbye_gets_no_answer_still_ends_the_session(job: SimJob) -> None:
-    await job.all_work("abc")
-    name = job.loop.rng.choice("abc")
-    job.nodes[name].connection.link.drop_replies(1, lambda request: isinstance(request, Txn))
-    leaving = asyncio.ensure_future(job.leave(name))
-    await job.until_works("abc".replace(name, ""), SOON_S)
-    await leaving
-
-
 @simulated(min_nodes=2, max_nodes=2)
 async def test_a_session_that_expires_between_grant_and_arrival_is_replaced(job: SimJob) -> None:
     for name in "ab":
