@@ -69,7 +69,7 @@ def main() -> None:
             notes.of_worker("worker_begin", world)
             return world
 
-        group.join = traced  # type: ignore[method-assign]
+        group.join = traced
         rdzv_etcd.torch.run(
             group, functools.partial(train, notes, args.step_seconds), backend=args.collectives
         )

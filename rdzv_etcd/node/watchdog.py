@@ -95,8 +95,8 @@ class CallIns:
         self._loops: list[asyncio.AbstractEventLoop] = []
         """Those that await something, once for each call."""
 
-    def belong_to_this_thread(self) -> None:
-        self.owner = threading.get_ident()
+    def belong_to(self, thread: int) -> None:
+        self.owner = thread
         self.calls += 1
 
     def call_in(self) -> None:

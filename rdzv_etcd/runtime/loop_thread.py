@@ -14,7 +14,6 @@ import atexit
 import contextlib
 import logging
 import os
-import sys
 import threading
 from collections.abc import Callable, Coroutine
 from types import TracebackType
@@ -24,6 +23,7 @@ from rdzv_etcd.errors import ForkedProcessError, MisuseError, RdzvEtcdError, Tas
 from rdzv_etcd.log import LogThread
 from rdzv_etcd.process import process_id
 from rdzv_etcd.runtime.loop_call import LoopCall, what_interrupted
+from rdzv_etcd.runtime.threads import refuse_green_threads, set_from_a_thread
 
 T = TypeVar("T")
 
@@ -210,7 +210,7 @@ class LoopHold:
         the cancellation goes on. Raises as :meth:`run`.
         """
         thread = self._usable(coro)
-        ended, tell = told_from_a_thread()
+        ended, tell = set_from_a_thread()
         call = LoopCall(coro, tell)
         try:
             thread.begin(call)
@@ -243,36 +243,6 @@ def _own_thread_error() -> MisuseError:
         f"this call was made on the library's own thread {THREAD_NAME!r}, which does the work that "
         "it waits for: by a __del__ method or a callback. Make it on another thread"
     )
-
-
-def refuse_green_threads() -> None:
-    """Raise :class:`~rdzv_etcd.errors.MisuseError` if gevent or eventlet have replaced what the
-    loop's thread is made of: a thread that blocks would stop the loop it waits for."""
-    monkey = sys.modules.get("gevent.monkey")
-    if monkey is not None and any(map(monkey.is_module_patched, ("threading", "select"))):
-        raise _green_error("gevent", "gevent.monkey.patch_all(thread=False, select=False)")
-    patcher = sys.modules.get("eventlet.patcher")
-    if patcher is not None and patcher.is_monkey_patched("thread"):
-        raise _green_error("eventlet", "eventlet.monkey_patch(thread=False)")
-
-
-def _green_error(package: str, instead: str) -> MisuseError:
-    return MisuseError(
-        f"{package} has patched the threads or selectors of this process, on which this library's "
-        f"event loop runs: call {instead}, or use the library in a process without {package}"
-    )
-
-
-def told_from_a_thread() -> tuple[asyncio.Future[None], Callable[[], None]]:
-    """Return a future of the running loop, and what any thread may call to set it."""
-    loop = asyncio.get_running_loop()
-    told: asyncio.Future[None] = loop.create_future()
-
-    def tell() -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
-            loop.call_soon_threadsafe(lambda: None if told.done() else told.set_result(None))
-
-    return told, tell
 
 
 class _LoopThread:

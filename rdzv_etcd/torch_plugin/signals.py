@@ -113,7 +113,7 @@ def _leave_all(why: str) -> None:
     leaving = []
     for node in [each.node for each in _all()]:
         left = Latch()
-        if node is not None and node._begin_to_leave(why, left.open, process_ends=True):
+        if node is not None and node._begin_to_leave(why, left.open):
             leaving.append(left)
     until_s = time.monotonic() + _LONGEST_GOODBYE_S
     for left in leaving:

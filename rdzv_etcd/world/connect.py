@@ -11,7 +11,7 @@ from rdzv_etcd.arguments import whole_or_none
 from rdzv_etcd.errors import SettingsError
 from rdzv_etcd.log import show
 from rdzv_etcd.node.gate import GateFunction
-from rdzv_etcd.settings import Settings, settings_from_config
+from rdzv_etcd.settings import settings_from_config
 from rdzv_etcd.settings.options import WITHOUT_MEANING
 from rdzv_etcd.settings.parse import EPOCH_VARIABLE
 from rdzv_etcd.text import named
@@ -93,13 +93,19 @@ def connect(
     Blocks and raises as :class:`~rdzv_etcd.world.group.Group`, and raises
     :class:`~rdzv_etcd.errors.SettingsError` for invalid arguments.
     """
-    settings = settings_for(
-        endpoints,
-        options,
-        job=job,
-        nodes=nodes,
-        data=data,
+    fewest, most = _fewest_and_most(nodes)
+    for name in options:
+        if name in WITHOUT_MEANING:
+            raise SettingsError(f"{name} is an option for torchrun only: {WITHOUT_MEANING[name]}")
+    settings = settings_from_config(
+        endpoint=_endpoints(endpoints),
+        job_id=job,
+        min_nodes=fewest,
+        max_nodes=most,
         local_addr=local_addr,
+        config=options,
+        environ=_environ(),
+        data=data,
         epoch_floor=epoch_floor,
     )
     show(settings.log)
@@ -119,60 +125,28 @@ def observe(
     Blocks for at most ``connect_timeout`` seconds. Raises :class:`~rdzv_etcd.errors.EtcdError`, and
     :class:`~rdzv_etcd.errors.SettingsError` for invalid arguments.
     """
-    return Observer(settings_to_observe(endpoints, options, job=job))
-
-
-def settings_to_observe(
-    endpoints: str | Sequence[str] | None, options: ConnectionOptions, *, job: str
-) -> Settings:
-    """What :func:`observe` makes of its arguments. Raises
-    :class:`~rdzv_etcd.errors.SettingsError`."""
     known = ConnectionOptions.__annotations__
     for name in options:
         if name not in known:
             raise SettingsError(
                 f"{name} is not an option of observe(); those are {', '.join(known)}"
             )
-    given: Options = {}
-    given.update(options)  # type: ignore[typeddict-item] # a part of them
-    return settings_for(
-        endpoints,
-        given,
-        job=job,
-        nodes=1,
-        data=None,
-        local_addr=None,
-        epoch_floor=0,
-    )
-
-
-def settings_for(
-    endpoints: str | Sequence[str] | None,
-    options: Options,
-    *,
-    job: str,
-    nodes: int | tuple[int, int],
-    data: Mapping[str, object] | None,
-    local_addr: str | None,
-    epoch_floor: int,
-) -> Settings:
-    """What :func:`connect` makes of its arguments. Raises
-    :class:`~rdzv_etcd.errors.SettingsError`."""
-    fewest, most = _fewest_and_most(nodes)
-    for name in options:
-        if name in WITHOUT_MEANING:
-            raise SettingsError(f"{name} is an option for torchrun only: {WITHOUT_MEANING[name]}")
-    return settings_from_config(
+    settings = settings_from_config(
         endpoint=_endpoints(endpoints),
         job_id=job,
-        min_nodes=fewest,
-        max_nodes=most,
-        local_addr=local_addr,
+        min_nodes=1,
+        max_nodes=1,
+        local_addr=None,
         config=options,
-        environ={name: value for name, value in os.environ.items() if name != EPOCH_VARIABLE},
-        data=data,
-        epoch_floor=epoch_floor,
+        environ=_environ(),
     )
+    return Observer(settings)
+
+
+def _environ() -> dict[str, str]:
+    """What is read from the environment: user and password, and a variable that ``rank_key``
+    names."""
+    return {name: value for name, value in os.environ.items() if name != EPOCH_VARIABLE}
 
 
 def _endpoints(endpoints: object) -> str:

@@ -220,7 +220,7 @@ async def test_a_join_that_is_cancelled_when_it_is_done_leaves_the_world(nodes: 
     async with await nodes.connect(2) as one, await nodes.connect(2) as other:
         joining = asyncio.ensure_future(one.join())
         loop = asyncio.get_running_loop()
-        with when_entered(one._group._node, lambda: loop.call_soon_threadsafe(joining.cancel)):
+        with when_entered(one._part.node, lambda: loop.call_soon_threadsafe(joining.cancel)):
             world = await other.join()
             with pytest.raises(asyncio.CancelledError):
                 await joining

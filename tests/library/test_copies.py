@@ -27,10 +27,11 @@ def things(job: Job) -> Iterator[list[Any]]:
         world = group.join()
         observer = stack.enter_context(rdzv_etcd.observe(endpoint, job=job.id))
         events = stack.enter_context(observer.events())
+        twin = aio.Group(group)
+        its_world = aio.World(twin, world._part, world._seat)
         yield [
             *(group, world, world.store, observer, events),
-            *(aio.Group(group), aio.World(world), aio.World(world).store),
-            *(aio.Observer(observer), aio.JobEvents(events)),
+            *(twin, its_world, its_world.store, aio.Observer(observer), twin.events()),
         ]
 
 

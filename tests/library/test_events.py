@@ -313,7 +313,7 @@ def test_a_call_that_is_cancelled_has_taken_no_event(job: Job) -> None:
         ):
             waits = asyncio.ensure_future(events.next())
             await asyncio.sleep(0)
-            wait_until("it is on its way", lambda: not events._events._watch._events)
+            wait_until("it is on its way", lambda: not events._watch._events)
             waits.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await waits

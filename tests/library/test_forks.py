@@ -369,8 +369,9 @@ world.members, group.drain("soon")
 while group.drain_reason is None:
     pass
 plain = [world.store, events, observer, world, group]
-twins = [aio.World(world).store, *(
-    getattr(aio, type(each).__name__)(each) for each in plain if each is not world.store)]
+twin = aio.Group(group)
+its_world = aio.World(twin, world._part, world._seat)
+twins = [its_world.store, twin.events(), aio.Observer(observer), its_world, twin]
 known = {}
 for thing in plain:
     for name in facts[type(thing).__name__]:

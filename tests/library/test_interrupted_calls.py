@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import rdzv_etcd
-from rdzv_etcd.aio.world import World as AioWorld
+from rdzv_etcd.aio import World as AioWorld
 from rdzv_etcd.errors import WorldOverError
 from rdzv_etcd.world.world import World
 from tests.library.nodes import LIMIT_S, Job, at_once, join_all
@@ -104,7 +104,7 @@ def test_a_member_whose_call_was_cancelled_when_it_was_done_has_left_the_world(
 ) -> None:
     with job.groups(2) as nodes:
         mine, other = join_all(nodes)
-        awaited = AioWorld(mine)
+        awaited = AioWorld(nodes[0], mine._part, mine._seat)
 
         async def cancelled() -> None:
             """Cancel a call whose result waits for this thread, which did not look."""

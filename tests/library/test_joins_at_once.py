@@ -42,7 +42,7 @@ def test_a_join_that_is_interrupted_when_it_is_done_leaves_the_world(job: Job) -
     ):
         joining = pool.submit(other.join)
         with (
-            when_entered(one._node, lambda: signal.pthread_kill(main, signal.SIGUSR1)),
+            when_entered(one._part.node, lambda: signal.pthread_kill(main, signal.SIGUSR1)),
             pytest.raises(KeyboardInterrupt),
         ):
             one.join()

@@ -22,7 +22,7 @@ LONG_LEASE: dict[str, Any] = {"lease_ttl": 15, "peer_links": True}
 
 def watched_by(group: Group) -> set[str]:
     """The node ids to which a group has links that were answered."""
-    network = group._network
+    network = group._part.network
     assert isinstance(network, TcpPeers)
     return {link._peer.node_id for link in tuple(network._links) if link._answered.done()}
 
@@ -80,7 +80,7 @@ def test_members_that_leave_are_not_taken_for_dead(
 def test_nothing_of_the_links_is_there_without_them(job: Job) -> None:
     with job.group(peer_links=False) as group:
         group.join()
-        assert group._network is None
+        assert group._part.network is None
         keys = JobKeys("/rdzv_etcd", job.id)
         written = job.server.keys(keys.root)  # others' tests have left jobs of their own
         assert keys.node(group.node_id) in written

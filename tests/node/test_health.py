@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import threading
 
 import pytest
 
@@ -379,7 +380,7 @@ def test_the_log_shows_once_where_the_thread_is(caplog: pytest.LogCaptureFixture
     async def scenario(job: SimJob) -> None:
         (node,) = await job.all_work("a")
         end_agent(node)
-        node.node.call_ins.belong_to_this_thread()
+        node.node.call_ins.belong_to(threading.get_ident())
         await job.pass_time(20 * WATCHDOG_S)
 
     with caplog.at_level(logging.ERROR):

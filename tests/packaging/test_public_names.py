@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import pydoc
 import subprocess
 import sys
+import typing
 
 import pytest
 
@@ -108,28 +110,37 @@ def test_no_field_of_a_frozen_value_is_gone() -> None:
         assert there[: len(promised.split())] == promised.split(), name
 
 
-_DIFFERENT = {
-    "World": {"members", "node_ids"},  # methods there, because they may wait
-    "RoundStore": {"keep"},  # for torch's C++
-}
+_DIFFERENT = {"members", "node_ids", "store", "keep", "worlds", "events"}
+"""What each face has its own way of; its name is there in both, but for what is torch's."""
 
 
-def _public(cls: type) -> dict[str, object]:
-    return {name: value for name, value in vars(cls).items() if not name.startswith("_")}
-
-
-@pytest.mark.parametrize("name", ["Group", "World", "RoundStore"])
-def test_asyncio_s_face_has_the_same_names_and_parameters(name: str) -> None:
+@pytest.mark.parametrize("name", ["Group", "World", "RoundStore", "Observer", "JobEvents"])
+def test_both_faces_have_the_same_names_parameters_and_documentation(name: str) -> None:
     one, other = getattr(rdzv_etcd, name), getattr(rdzv_etcd.aio, name)
-    missing = _public(one).keys() ^ _public(other).keys()
-    assert missing <= _DIFFERENT.get(name, set())
-    assert one.__annotations__ == other.__annotations__
-    for method in _public(one).keys() & _public(other).keys() - _DIFFERENT.get(name, set()):
-        mine, its = _public(one)[method], _public(other)[method]
-        assert callable(mine) == callable(its), method
-        if callable(mine) and callable(its):
-            parameters = inspect.signature(mine).parameters
-            assert parameters == inspect.signature(its).parameters, method
+    public = {each for each in {*dir(one), *dir(other)} if not each.startswith("_")}
+    for each in public - {"keep"}:
+        mine, its = getattr(one, each), getattr(other, each)
+        if each in _DIFFERENT:
+            continue
+        assert (mine.__doc__ or "") == (its.__doc__ or "") != "", each
+        if callable(mine):
+            assert inspect.signature(mine).parameters == inspect.signature(its).parameters, each
+            waits = inspect.iscoroutinefunction(its)
+            assert mine is its or waits, each  # the same, or made from the same
+            assert mine.__qualname__ == f"{name}.{each}" or not waits
+
+
+def test_a_call_is_documented_as_if_it_were_written_in_its_face() -> None:
+    for face in (rdzv_etcd, rdzv_etcd.aio):
+        assert typing.get_type_hints(face.Group.fail) == {
+            "reason": str,
+            "force": bool,
+            "return": bool,
+        }
+        shown = pydoc.plain(pydoc.render_doc(face.Group.join))
+        assert "join(self, timeout_s: 'float | None' = None, *, because: 'str' = '')" in shown
+        assert "-> 'World'" in shown
+        assert "Arrive for the next round" in shown
 
 
 def test_asyncio_s_connect_takes_the_same() -> None:

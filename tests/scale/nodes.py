@@ -57,7 +57,7 @@ def answer(words: list[Any]) -> None:
 
 
 def links(node: Group) -> list[Any]:
-    network = node._network
+    network = node._part.network
     assert isinstance(network, tcp.TcpPeers)
     return [
         link for link in tuple(network._links) if link._answered.done() and not link._end.done()

@@ -338,7 +338,7 @@ MUTANTS = [
     Mutant("a deletion that a watch lacks is overlooked", watch_check.Delivered, "count_from",
            returns(None), (I.HEARS, I.CONVERGENCE), kinds=("stall_nodes", "stall_presence"),
            noticed_by=140),
-    Mutant("a leave ends with the call that began it", lifecycle.LastWork, "_once",
+    Mutant("a leave ends with the call that began it", lifecycle.LastWork, "once",
            lambda original, self, work: work(), (I.NOTHING_LEFT,), kinds=("interrupted_calls",)),
     # Faults lie in wait for the moment in which these matter (tests/sim/aimed.py).
     Mutant("closed without looking who came", requests, "close_round",

@@ -432,7 +432,7 @@ class SimJob:
             await asyncio.wait({node.agent})
         if self.history.interrupts:  # and called again
             ending = LastWork(cast(LoopHold, None))  # what follows is on the loop already
-            leave = partial(ending._once, partial(node.node.leave, reason))
+            leave = partial(ending.once, partial(node.node.leave, reason))
             with contextlib.suppress(TimeoutError):
                 await wait_for(leave(), rng.choice(INTERRUPTED_AFTER_S))
             await leave()

@@ -27,7 +27,7 @@ def names_in(program: str) -> set[str]:
 
 
 def public(kind: type) -> set[str]:
-    return {name for name in vars(kind) if not name.startswith("_")}
+    return {name for name in dir(kind) if not name.startswith("_")}
 
 
 @pytest.mark.parametrize("face", FACES)
