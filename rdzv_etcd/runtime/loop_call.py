@@ -18,7 +18,7 @@ _log = logging.getLogger("rdzv_etcd")
 
 
 class _Interruption:
-    """What a call was interrupted by, if it was."""
+    """Names the interruption of a call, if there was one."""
 
     def __init__(self) -> None:
         self.by = ""
@@ -28,15 +28,16 @@ class _Interruption:
 
 
 _interruption: ContextVar[_Interruption] = ContextVar("_interruption")
-"""Of the call that runs. A message of the cancellation is lost on its way through gRPC."""
+"""The one of the call that runs. The cancellation's message is lost on its way through gRPC."""
 
 
 def what_interrupted(error: BaseException) -> str:
-    """Name what interrupted a call: the signal, if its handler's exception tells it, as torch's
-    does in ``sigval``; of a cancellation what its call was told, which may be nothing."""
+    """Name the interruption of a call: the signal, if its handler's exception carries it, as
+    torch's does in ``sigval``; for a cancellation the name that was given to the call, which may be
+    empty."""
     if isinstance(error, asyncio.CancelledError):
-        told = _interruption.get(None)
-        return (told.by if told else "") or str(error)
+        noted = _interruption.get(None)
+        return (noted.by if noted else "") or str(error)
     number = getattr(error, "sigval", None)
     return number.name if isinstance(number, signal.Signals) else type(error).__name__
 
@@ -45,11 +46,11 @@ class LoopCall(Generic[T]):
     """One coroutine on its way through the loop, and a latch that opens when it has ended."""
 
     def __init__(
-        self, coro: Coroutine[Any, Any, T], tell: Callable[[], None] | None = None
+        self, coro: Coroutine[Any, Any, T], then: Callable[[], None] | None = None
     ) -> None:
-        """``tell`` is called on the loop's thread when the coroutine has ended."""
+        """``then`` is called on the loop's thread when the coroutine has ended."""
         self.coro = coro
-        self._tell = tell
+        self._then = then
         self.task: asyncio.Task[T] | None = None
         self._interruption = _Interruption()
         self._latch = Latch()
@@ -77,11 +78,11 @@ class LoopCall(Generic[T]):
         """Let the waiter go; idempotent, called only by the loop's thread."""
         if not self._latch.is_open:
             self._latch.open()
-            if self._tell is not None:
-                self._tell()
+            if self._then is not None:
+                self._then()
 
     def wait(self, timeout_s: float | None) -> bool:
-        """Block until the latch is open; tell whether it is. Interruptible by signals."""
+        """Block until the latch is open; return whether it is. Interruptible by signals."""
         return self._latch.wait(timeout_s)
 
     @property
@@ -94,13 +95,13 @@ class LoopCall(Generic[T]):
             raise RuntimeError("the call was cancelled because its LoopHold was stopped")
         error = self.task.exception()
         if isinstance(error, RdzvEtcdError):
-            # Who works on the loop may keep the error. With the caller's frames in its traceback it
-            # would keep the caller, too, such as a group that is dropped now and should leave.
+            # The original may be kept on the loop. With the caller's frames in its traceback it
+            # would also keep the caller, such as a group that is dropped now and should leave.
             raise error.copy()
         return self.task.result()
 
     def log_failure(self) -> None:
-        """Log the error of a coroutine that nobody waits for any more."""
+        """Log the error of a coroutine whose caller no longer waits."""
         if not self.has_outcome or self.task is None:
             return
         error = self.task.exception()

@@ -94,7 +94,7 @@ class LoopHold:
         ``then`` is called when both are done, on the loop's thread as a rule, and must not block.
         If the loop has been stopped only ``then`` is called.
 
-        For finalizers, which run in any thread, the loop's included, in the midst of anything.
+        For finalizers, which run in any thread, the loop's included, in the middle of anything.
         """
         self.begin(self._work_and_release(last_work), then)
 
@@ -136,14 +136,14 @@ class LoopHold:
         return not self._thread.is_foreign and self._thread.has_failed
 
     def _give_up(self) -> bool:
-        """Give up the hold; tell whether it was the thread's last one."""
+        """Give up the hold; return whether it was the thread's last one."""
         thread = self._thread
         with _state.lock:
             if self._released:
                 return False
             self._released = True
             self._kept.clear()
-            thread.to_tell.pop(self, None)
+            thread.if_it_fails.pop(self, None)
             thread.holds -= 1
             if thread.holds:
                 return False
@@ -153,10 +153,10 @@ class LoopHold:
                 _state.ending.add(thread)
             return True
 
-    def if_it_fails(self, tell: Callable[[BaseException], None]) -> None:
-        """Have ``tell`` called on the loop's thread, with the cause, if that ends with an error
+    def if_it_fails(self, callback: Callable[[BaseException], None]) -> None:
+        """Call ``callback`` on the loop's thread, with the cause, if the thread ends with an error
         before the hold is released."""
-        self._thread.to_tell[self] = tell
+        self._thread.if_it_fails[self] = callback
 
     def keep(self, user: object) -> None:
         """Keep ``user`` alive as long as this hold, for callers that Python knows nothing of."""
@@ -179,7 +179,7 @@ class LoopHold:
 
         Raises :class:`TimeoutError` after ``timeout_s``; ``coro`` is cancelled then. If a signal
         handler raises in the waiting thread, ``coro`` is cancelled and given ``CANCEL_GRACE_S`` to
-        tidy up before the handler's exception goes on. Raises
+        tidy up before the handler's exception continues. Raises
         :class:`~rdzv_etcd.errors.MisuseError` on the loop's own thread,
         :class:`~rdzv_etcd.errors.TaskFailedError` if that has failed, and :class:`RuntimeError`
         after the release, in a forked child (:class:`~rdzv_etcd.errors.ForkedProcessError`), and if
@@ -207,11 +207,11 @@ class LoopHold:
         """Run ``coro`` on the loop, await its end on the caller's own, and return its result.
 
         If the caller is cancelled, so is ``coro``, which gets ``CANCEL_GRACE_S`` to tidy up before
-        the cancellation goes on. Raises as :meth:`run`.
+        the cancellation continues. Raises as :meth:`run`.
         """
         thread = self._usable(coro)
-        ended, tell = set_from_a_thread()
-        call = LoopCall(coro, tell)
+        ended, then = set_from_a_thread()
+        call = LoopCall(coro, then)
         try:
             thread.begin(call)
             await asyncio.wait({ended})
@@ -220,7 +220,7 @@ class LoopHold:
             await asyncio.wait({ended}, timeout=CANCEL_GRACE_S)
             call.log_failure()
             raise
-        except BaseException as error:  # from a signal handler, or the caller is done away with
+        except BaseException as error:  # from a signal handler, or the caller was destroyed
             thread.cancel(call, what_interrupted(error))
             raise
         return thread.result(call)
@@ -251,8 +251,7 @@ class _LoopThread:
     def __init__(self) -> None:
         self.pid = process_id()
         self.holds = 0
-        self.to_tell: dict[LoopHold, Callable[[BaseException], None]] = {}
-        """Who is told if the thread fails."""
+        self.if_it_fails: dict[LoopHold, Callable[[BaseException], None]] = {}
         self._failure: BaseException | None = None
         self.log = LogThread()
         self._loop = asyncio.SelectorEventLoop()  # whatever the program's policy is
@@ -300,7 +299,7 @@ class _LoopThread:
     def cancel(self, call: LoopCall[Any], why: str = "") -> None:
         """Ask the loop to cancel ``call``; harmless if it has ended or never began.
 
-        It can ask :func:`~rdzv_etcd.runtime.loop_call.what_interrupted` it, and is told ``why``.
+        ``why`` is what :func:`~rdzv_etcd.runtime.loop_call.what_interrupted` returns in it.
         """
         with contextlib.suppress(RuntimeError):  # a closed loop has abandoned all its calls
             self._loop.call_soon_threadsafe(self._cancel, call, why)
@@ -353,27 +352,27 @@ class _LoopThread:
             self._run_until(self._over)
             self._cancel_tasks()
             self._run_until(self._loop.create_task(self._loop.shutdown_asyncgens()))
-        except BaseException as error:  # noqa: BLE001 - everybody who depends on it is told
+        except BaseException as error:  # noqa: BLE001 - it is reported to all holders
             self._fail(error)
         finally:
             asyncio.set_event_loop(None)
             with contextlib.suppress(OSError):  # its descriptors may be what has failed
                 self._loop.close()
             _state.ending.discard(self)
-            # Whoever waits must not wait for ever. Threads that come too late still add theirs, so
-            # the set must not be iterated over.
+            # No caller must wait forever. Late threads still add their calls, so the set must not
+            # be iterated over.
             with contextlib.suppress(KeyError):
                 while True:
                     self._abandon(self._calls.pop())
             self.log.end()
 
     def _run_until(self, done: asyncio.Future[Any]) -> None:
-        """Let the loop run, whatever is raised in it, and whoever stops it.
+        """Run the loop until ``done``, whatever is raised in it or stops it.
 
-        asyncio lets a SystemExit or KeyboardInterrupt end the loop, as a program would end with it
-        that ran on it. Here they come from a program's callback (its signal handlers run elsewhere)
-        and must not end what everybody else has on this loop. The task that raised has failed with
-        it, as with any other error, and the loop can go on where it was.
+        asyncio lets a SystemExit or KeyboardInterrupt end the loop, as it would end a program that
+        ran on it. Here they come from a program's callback (its signal handlers run elsewhere) and
+        must not end the other work on this loop. The task that raised has failed with it, as with
+        any other error, and the loop can continue.
         """
         done.add_done_callback(lambda _: self._loop.stop())
         while not done.done():
@@ -388,14 +387,14 @@ class _LoopThread:
                 )
 
     def _fail(self, error: BaseException) -> None:
-        """Tell everybody who holds this thread that it ends by itself; who comes gets another."""
+        """Report to all holders that this thread ends by itself; later ones get another thread."""
         self._failure = error
         with _state.lock:
             if _state.current is self:
                 _state.current = None
         _log.error("the library's own thread %r has failed", THREAD_NAME, exc_info=error)
-        for tell in tuple(self.to_tell.values()):
-            tell(error)
+        for callback in tuple(self.if_it_fails.values()):
+            callback(error)
 
     def _cancel_tasks(self) -> None:
         until_s, pending = self._loop.time() + STOP_GRACE_S, set[asyncio.Task[Any]]()

@@ -1,17 +1,17 @@
 """Barriers and exchanges among the members of a world. Drives etcd's port; knows no torch.
 
-Both are one protocol: put what this member gives, wait until all have given. At a barrier that is
-nothing, and counts only while the member waits; in an exchange it stands. What is written is in
-:mod:`rdzv_etcd.protocol.collective_requests`.
+Both are one protocol: each member puts a value and waits until all have put theirs. At a barrier
+the value is empty, and counts only while its member waits; in an exchange it stays. The
+transactions are in :mod:`rdzv_etcd.protocol.collective_requests`.
 
-A name may be used again and again: each use is a *turn*, and every member counts for itself how
-many it has done. They agree, because a turn is done for all or for nobody: that is decided by the
-transaction that finds something given by each, and a member takes back what it gave only in one
-that is refused if anything was given meanwhile. The member that decides says so in one key, which
-the others watch: N notifications, not N².
+A name may be used repeatedly: each use is a *turn*, and every member counts its own turns. The
+counts agree, because a turn is done for all members or for none: it is done by the transaction that
+finds a value of each, and a member takes its value back only in one that etcd refuses if another
+value was put meanwhile. The member that finds a turn done writes that to one key, which the others
+watch: N notifications, not N².
 
-A call that ran out of time may be made again. One that is interrupted may have been decided without
-its caller's knowing, so it ends this node's part in the world.
+A call that timed out may be made again. One that is interrupted may be done without its caller's
+knowing, so it ends this node's part in the world.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ from rdzv_etcd.protocol.requests import record_is
 from rdzv_etcd.world.world_over import unless_over, until_over
 from rdzv_etcd.world_change import MovedOn
 
-_LAST_WORD_S = 5.0
-"""How long etcd may take to say who is missing, or that all have given after all."""
+_LAST_LOOK_S = 5.0
+"""How long a call that timed out may take to read who is missing, or that all have given."""
 
 
 class Collectives:
@@ -70,29 +70,30 @@ class Collectives:
     async def barrier(self, name: str, timeout_s: float) -> None:
         """Wait until every member has called this with the same name, as often as this one.
 
-        Raises BarrierTimeoutError (names who is missing; the call may be made again),
+        Raises BarrierTimeoutError (names the missing members; the call may be made again),
         BarrierBrokenError if the world is over, JobClosedError if the job is closed, MisuseError
-        for what is no name or time limit, and while another call with this name is under way,
-        RendezvousFailedError if this node leaves, and EtcdError. However it ends before all are
-        there, this member does not count as being there. If it is cancelled, this node leaves the
-        world.
+        for an invalid name or time limit, and while another call with this name is under way,
+        RendezvousFailedError if this node leaves, and EtcdError. If the call ends before all
+        members are there, this member does not count as being there. If it is cancelled, this node
+        leaves the world.
         """
         check_name("barrier", name)
         limit_s = seconds(timeout_s)
         await self._named(name).meet(b"", limit_s)
 
     async def exchange(self, data: Bytes, timeout_s: float) -> list[bytes]:
-        """Give ``data``; return what every member gave, by rank, once all have.
+        """Give ``data``; return the values of all members by rank, once all have given theirs.
 
-        The calls are counted: the first of every member belongs together, then the second. Raises
-        as :meth:`barrier`, but WorldOverError if the world is over, MisuseError also for what is no
-        bytes, and RequestTooLargeError. What was given first stands, also after an error.
+        Calls are counted: the first calls of all members belong together, then the second ones.
+        Raises as :meth:`barrier`, but WorldOverError if the world is over, MisuseError also if
+        ``data`` is not bytes, and RequestTooLargeError. The value given first stands, also after an
+        error.
         """
         given = as_bytes("what is given in an exchange", data)
         return await self._named(None).meet(given, seconds(timeout_s))
 
     def _named(self, name: str | None) -> Collective:
-        """Return the barrier of that name, or the exchanges."""
+        """Return the barrier of that name; ``None``: the exchanges."""
         if name not in self._by_name:
             self._by_name[name] = Collective(self._node, self._seat, name)
         if self._keeping is None:
@@ -100,8 +101,8 @@ class Collectives:
         return self._by_name[name]
 
     async def _keep(self) -> None:
-        """Whenever etcd may have lost what this member gave, put it again, until the world is over:
-        others may wait for it. Calls that are under way do the same for themselves."""
+        """Until the world is over, put this member's values again whenever etcd may have lost them:
+        other members may wait for them. Calls that are under way do the same for themselves."""
         context = self._node.context
         backoff = Backoff(context.session.renewal_period_s)
 
@@ -118,7 +119,7 @@ class Collectives:
             try:
                 for each in unsure():
                     await each.put_right()
-                if unsure():  # the record is another one, of which this node is about to hear
+                if unsure():  # the record is another one, which this node will see soon
                     await context.clock.sleep(RETRY_S)
                 backoff.reset()
             except EtcdError as error:
@@ -142,26 +143,26 @@ class Collective:
             else CollectiveKeys.of_barrier(*place, name)
         )
         self._passed = 0
-        """How many turns this member has done ..."""
+        """How many turns this member has done."""
         self._done = 0
-        """... and how many are done, as far as it knows."""
+        """How many turns are done, as far as this member knows."""
         self._given: dict[int, bytes] = {}
-        """What others may need: in an exchange what this member gave in the turn that it has done
-        last and in the next one, at a barrier what it gives while it waits."""
+        """This member's values, by turn, that others may need: in an exchange those of its last
+        turn and of the next one, at a barrier the one of the next turn while it waits."""
         self._taken: dict[int, bytes] = {}
-        """What it has read of the next turn, by rank."""
+        """The values of the next turn that were read so far, by rank."""
         self._part = PartSize()
         self._may_count = False
-        """Whether others may find that this member has given something in the next turn."""
+        """Whether others may find a value of this member in the next turn."""
         self._mark = 0
         """The revision of this member's mark, as far as it knows."""
         self._record = 0
         """The revision of the round's record when this member wrote last, 0 if it never has."""
         self._sure: tuple[int, int] | None = None
-        """The :meth:`_doubt` under which etcd is known to hold what it should."""
+        """The :meth:`_doubt` at which etcd held what it should."""
         self._is_called = False
         self._lock = asyncio.Lock()
-        """Held by whoever writes for this member."""
+        """Held by the task that writes for this member."""
 
     @property
     def _what(self) -> str:
@@ -199,7 +200,7 @@ class Collective:
                 self._context.wakeup.notify()
 
     async def _end_part(self, why: str) -> None:
-        """Leave the world: the caller does not know what became of its call."""
+        """Leave the world: the caller does not know the outcome of its call."""
         leaving = self._node.leave_world(self._seat, why)  # this first: the world is over at once
         await asyncio.gather(leaving, self._give_up(self._passed + 1))
 
@@ -213,7 +214,7 @@ class Collective:
             missing = await self._give_up(turn)
             if self._done >= turn:  # though there is no time left
                 with suppress(EtcdError, TimeoutError):
-                    await self._context.clock.wait_for(self._read_all(turn), _LAST_WORD_S)
+                    await self._context.clock.wait_for(self._read_all(turn), _LAST_LOOK_S)
             if self._done < turn or not self._has_read_all:
                 if isinstance(error, TimeoutError):
                     raise await self._timeout(limit_s, missing) from None
@@ -238,8 +239,8 @@ class Collective:
         return self._name is not None or len(self._taken) == self._seat.size
 
     async def _read_all(self, turn: int) -> None:
-        """Read what all gave in an exchange, in parts: a call that is made again goes on with what
-        is missing."""
+        """Read the values of an exchange, in parts: a call that is made again continues with those
+        that are missing."""
         end = self._keys.all_given(turn).end
         self._part.expect(len(self._given.get(turn, b"")))
         while not self._has_read_all:
@@ -254,7 +255,7 @@ class Collective:
     # -- giving -----------------------------------------------------------------------------------
 
     async def _until_all_gave(self, turn: int) -> None:
-        """Give, and again whenever etcd may have lost it, until all have given."""
+        """Give, again whenever etcd may have lost the value, until all have given."""
         async with self._lock:
             while True:
                 try:
@@ -271,38 +272,39 @@ class Collective:
                     await self._context.clock.sleep(RETRY_S)
 
     async def _give_and_wait(self, turn: int) -> bool:
-        """Give; tell whether the turn is done. ``False``: see to it once more."""
+        """Give, and return whether the turn is done; ``False``: try again."""
         clock, wakeup, doubt = self._context.clock, self._context.wakeup, self._doubt()
         is_known = not self._record or self._sure == doubt
         seen = await (self._put(turn) if is_known else self._put_all())
-        if seen is None:  # by what this node is about to hear
+        if seen is None:  # because of a change that this node will see soon
             await wakeup.wait(clock.now_s() + RETRY_S, when=lambda: self._doubt() != doubt)
             return False
         self._sure = doubt
         if await self._is_done(turn, seen):
             return True
-        told, _ = await race(
-            self._told(turn, seen.revision), wakeup.wait(when=lambda: self._doubt() != doubt)
+        announced, _ = await race(
+            self._until_announced(turn, seen.revision),
+            wakeup.wait(when=lambda: self._doubt() != doubt),
         )
-        if told is None:
+        if announced is None:
             return False
-        told.result()
+        announced.result()
         self._done = max(self._done, turn)
         return True
 
     def _doubt(self) -> tuple[int, int]:
-        """What changes whenever etcd may have lost what was there."""
+        """Return a value that changes whenever etcd may have lost keys."""
         control = self._context.control
         return control.view.round_revision, control.breaks
 
     def _is_open(self) -> bool:
-        """Whether something may be given, as far as this node knows: the world is not over, and its
-        record is not gone, which has to be put back first."""
+        """Whether a value may be put, as far as this node knows: the world is not over, and its
+        record is there. A lost record has to be put back first."""
         return self._node.change_of(self._seat) is None and bool(self._node.control.round_revision)
 
     async def _put(self, turn: int) -> Seen | None:
-        """Put what this member gives in ``turn``, and return what there is then; ``None``: the
-        world is not as this node knows it."""
+        """Put this member's value of ``turn``, and return what is there then; ``None``: the world
+        is not as this node knows it."""
         while self._is_open():
             self._record = self._node.control.round_revision
             self._may_count = True
@@ -325,26 +327,26 @@ class Collective:
         return None
 
     async def _is_done(self, turn: int, seen: Seen) -> bool:
-        """Whether all have given in ``turn``, as this member has; then that is said."""
+        """Return whether all have given in ``turn``, as this member has; if so, announce it."""
         if seen.turns < turn and seen.count < self._seat.size:
             return False
         self._done = max(self._done, turn)
         await self._announce(seen.done)
         return True
 
-    async def _announce(self, said: KeyValue | None) -> None:
-        """Say how many turns are done, if what was ``said`` last is less."""
+    async def _announce(self, latest: KeyValue | None) -> None:
+        """Write how many turns are done, if the ``latest`` announcement is of fewer."""
         record = record_is(self._context.keys, self._record)
-        while requests.turns(said) < self._done:
-            txn = requests.announce(self._keys, self._done, self._seat.job_lease, said, record)
+        while requests.turns(latest) < self._done:
+            txn = requests.announce(self._keys, self._done, self._seat.job_lease, latest, record)
             result = await self._context.etcd.txn(txn, repeatable=True)
             found = None if result.succeeded else requests.done_in(result)
-            if result.succeeded or _revision(found) == _revision(said):
+            if result.succeeded or _revision(found) == _revision(latest):
                 return  # if the record was put back: `put_right` follows; else the world is over
-            said = found
+            latest = found
 
-    async def _told(self, turn: int, revision: int) -> None:
-        """Return when all have given in ``turn``, which was not so at ``revision``."""
+    async def _until_announced(self, turn: int, revision: int) -> None:
+        """Wait until it is announced that ``turn`` is done, which it was not at ``revision``."""
         etcd = self._context.etcd
         async with puts_after(etcd, self._keys.done, None, revision) as (watch, missed):
             if missed:
@@ -360,13 +362,13 @@ class Collective:
 
     @property
     def is_unsure(self) -> bool:
-        """Whether it is time for :meth:`put_right`: etcd may not hold what it should, and no call
-        sees to that."""
+        """Whether :meth:`put_right` is needed: etcd may not hold what it should, and no call is
+        under way that would put it."""
         is_quiet = not self._record or self._lock.locked() or self._sure == self._doubt()
         return not is_quiet and self._is_open()
 
     async def put_right(self) -> None:
-        """Have etcd hold what this member gave, and what it knows to be done. Raises EtcdError."""
+        """Put again what etcd lost of this member's values and announcements. Raises EtcdError."""
         async with self._lock:
             doubt = self._doubt()
             with suppress(StateCorruptError):  # a call raises it
@@ -378,7 +380,8 @@ class Collective:
             self._sure = doubt
 
     async def _put_all(self) -> Seen | None:
-        """Put what etcd has lost; return what there is of the next turn, ``None`` as :meth:`_put`.
+        """Put the values that etcd lost; return what is there of the next turn, ``None`` as
+        :meth:`_put`.
 
         One request per value: two may be too large.
         """
@@ -401,7 +404,7 @@ class Collective:
         return seen
 
     async def _look(self, turn: int, *, names: bool = False) -> Seen:
-        """Read what there is in ``turn``; ``names``: also by whom."""
+        """Read what is there of ``turn``; ``names``: also which members gave."""
         txn = requests.look(self._keys, self._seat.rank, turn, names=names)
         seen = requests.seen_in(self._keys, turn, await self._context.etcd.txn(txn))
         self._mark = seen.mark_revision
@@ -410,17 +413,17 @@ class Collective:
     # -- giving up --------------------------------------------------------------------------------
 
     async def _give_up(self, turn: int) -> Collection[int] | None:
-        """Take back what was given at a barrier, unless all are there; return the ranks of those
-        who are missing.
+        """Take back the value given at a barrier, unless all are there; return the ranks that are
+        missing.
 
-        ``None``: etcd does not say, so this member may count as being there until it does:
-        :meth:`put_right` sees to that. If the turn is done after all, others may have gone on: to
-        leave, to join again, to close the job.
+        ``None``: etcd did not answer, so this member may count as being there until
+        :meth:`put_right` succeeds. If the turn is done after all, others may have left, joined
+        again or closed the job.
         """
         if self._name is not None:
             self._given.pop(turn, None)
         try:
-            return await self._context.clock.wait_for(self._withdraw_locked(turn), _LAST_WORD_S)
+            return await self._context.clock.wait_for(self._withdraw_locked(turn), _LAST_LOOK_S)
         except (EtcdError, StateCorruptError, TimeoutError):
             self._sure = None
             return None
@@ -430,9 +433,8 @@ class Collective:
             return await self._withdraw(turn)
 
     async def _withdraw(self, turn: int) -> Collection[int]:
-        """See to it that this member does not count in ``turn`` if it gives nothing in it, or that
-        all know that the turn is done; return who is missing. Raises EtcdError,
-        StateCorruptError."""
+        """Take this member's value of ``turn`` back if it gives none any more, or announce that the
+        turn is done; return the ranks that are missing. Raises EtcdError, StateCorruptError."""
         ranks = frozenset(range(self._seat.size))
         while True:
             seen = await self._look(turn, names=True)

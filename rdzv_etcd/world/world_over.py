@@ -1,4 +1,4 @@
-"""Ends a wait for other members when their world is over, and says so meanwhile if it is long."""
+"""Waits for other members of a world, which end with it, and are logged if they are long."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from rdzv_etcd.world_change import WorldChange
 T = TypeVar("T")
 
 _GRACE_S = 1.0
-"""Room for an answer that is on its way when the world ends, where nothing can be asked again."""
+"""How long an answer may still take when the world ends, where nothing can be asked again."""
 
 
 async def until_over(node: Node, seat: Seat, what: str) -> RendezvousFailedError:
-    """Wait until the world is over; return the error for ``what`` was waited for.
+    """Wait until the world is over; return the error of a call that waited for ``what``.
 
-    Raises RendezvousFailedError if this node leaves, or cannot go on.
+    Raises RendezvousFailedError if this node leaves, or cannot continue.
     """
     change = await node.over(seat)
     closure = node.closure()
@@ -57,19 +57,19 @@ async def unless_over(
     grace_s: float = _GRACE_S,
     even_if_over: bool = False,
 ) -> T:
-    """Do the work, which waits for other members, unless the world is or gets over meanwhile.
+    """Do ``work``, which waits for other members, unless the world is over or ends meanwhile.
 
-    What the others have done before it was over still counts: ``last_look`` is the same without the
-    wait, and raises StoreTimeoutError if it is not done. Without one, the work gets ``grace_s``.
+    Whatever the others did before the end still counts: ``last_look`` is the same work without the
+    wait, and raises StoreTimeoutError if it is not done. Without one, ``work`` gets ``grace_s``.
     ``even_if_over``: it continues in a world that is over, until the job is closed.
-    Raises what the work raises, WorldOverError (a WorldClosedError if the job was closed), and
-    RendezvousFailedError if this node leaves, or cannot go on.
+    Raises the errors of ``work``, WorldOverError (a WorldClosedError if the job was closed), and
+    RendezvousFailedError if this node leaves, or cannot continue.
     """
     working = asyncio.ensure_future(work())
     end = until_closed(node, what) if even_if_over else until_over(node, seat, what)
     over = asyncio.ensure_future(end)
     try:
-        await first_of(node, what, working, over)
+        await _first_of(node, what, working, over)
         if not working.done():
             if last_look is None:
                 await asyncio.wait({working}, timeout=grace_s)
@@ -85,9 +85,9 @@ async def unless_over(
         await asyncio.gather(working, over, return_exceptions=True)
 
 
-async def first_of(node: Node, what: str, *tasks: asyncio.Future[Any]) -> None:
-    """Wait until one of them is done; tell at WARNING that this node waits for ``what``, if it
-    does for long."""
+async def _first_of(node: Node, what: str, *tasks: asyncio.Future[Any]) -> None:
+    """Wait until one of them is done; log at WARNING that this node waits for ``what``, if the wait
+    is long."""
     context, lines = node.context, LineTimes()
     began_s = context.clock.now_s()
     while True:

@@ -21,12 +21,10 @@ from rdzv_etcd import Finished, Left, Waiting
 from rdzv_etcd.aio import Group, World
 from rdzv_etcd.errors import (
     BarrierBrokenError,
-    BarrierTimeoutError,
     JobClosedError,
     MisuseError,
     RendezvousFailedError,
     SettingsError,
-    StoreTimeoutError,
 )
 from rdzv_etcd.runtime.loop_thread import THREAD_NAME
 from tests.library.nodes import LIMIT_S, Job, wait_until, when_entered
@@ -123,25 +121,6 @@ async def test_what_members_do_together(nodes: Nodes) -> None:
         assert not worlds[0].over
 
 
-@awaited
-async def test_every_operation_of_the_store(nodes: Nodes) -> None:
-    async with nodes.worlds(1) as (_, (world,)):
-        store = world.store
-        await store.multi_set({"a": b"1", "b": b"2"})
-        assert await store.multi_get(["a", "b"]) == [b"1", b"2"]
-        await store.wait(["a"])
-        assert await store.check(["a", "b"])
-        assert await store.add("n", 5) == 5
-        await store.append("a", b"0")
-        assert await store.get("a") == b"10"
-        assert await store.compare_set("b", b"2", b"3") == b"3"
-        assert await store.delete("b")
-        assert await store.list_keys() == ["a", "n"]
-        assert await store.num_keys() == 2
-        with pytest.raises(StoreTimeoutError):
-            await store.get("never", 0.1)
-
-
 def test_a_loop_over_worlds_ends_when_the_job_is_finished(nodes: Nodes) -> None:
     async def member(group: Group, seen: list[World]) -> None:
         async for world in group.worlds():
@@ -162,18 +141,6 @@ def test_a_loop_over_worlds_ends_when_the_job_is_finished(nodes: Nodes) -> None:
             assert {group.closure() for group in groups} != {None}
 
     run(work())
-
-
-@awaited
-async def test_a_world_gets_over(nodes: Nodes) -> None:
-    async with nodes.worlds(2, (1, 2)) as (groups, worlds):
-        assert not await worlds[0].wait_over(0.1)
-        waiting = asyncio.ensure_future(worlds[0].wait_over())
-        await groups[1].leave("has to go")
-        assert groups[1].has_left
-        assert await waiting
-        assert worlds[0].change == Left({groups[1].node_id: "has to go"})
-        assert groups[0].waiting_count() == 1
 
 
 @awaited
@@ -270,14 +237,6 @@ async def test_a_barrier_that_was_cancelled_is_passed_by_nobody_and_ends_the_wor
                 await now[1].barrier("saved", LIMIT_S)
             now = await asyncio.gather(*(group.join() for group in groups))
         await asyncio.gather(*(world.barrier("saved", LIMIT_S) for world in now))
-
-
-@awaited
-async def test_a_barrier_says_who_is_missing(nodes: Nodes) -> None:
-    async with nodes.worlds(2) as (groups, worlds):
-        with pytest.raises(BarrierTimeoutError) as caught:
-            await worlds[0].barrier("saved", 0.2)
-        assert caught.value.missing == (groups[1].node_id,)
 
 
 @awaited

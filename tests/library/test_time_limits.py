@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import Callable
 from fractions import Fraction
@@ -10,20 +9,12 @@ from typing import Any
 
 import pytest
 
-import rdzv_etcd
 from rdzv_etcd.errors import JoinTimeoutError, MisuseError
 from rdzv_etcd.world.group import Group
 from rdzv_etcd.world.world import World
 from tests.library.nodes import Job, join_all
 
 WAITS: dict[str, Callable[[Group, World, Any], object]] = {
-    "join": lambda group, _, limit_s: group.join(limit_s),
-    "barrier": lambda _, world, limit_s: world.barrier("saved", limit_s),
-    "exchange": lambda _, world, limit_s: world.exchange(b"mine", limit_s),
-    "wait_over": lambda _, world, limit_s: world.wait_over(limit_s),
-    "get": lambda _, world, limit_s: world.store.get("key", limit_s),
-}
-AIO_WAITS: dict[str, Callable[[rdzv_etcd.aio.Group, rdzv_etcd.aio.World, Any], Any]] = {
     "join": lambda group, _, limit_s: group.join(limit_s),
     "barrier": lambda _, world, limit_s: world.barrier("saved", limit_s),
     "exchange": lambda _, world, limit_s: world.exchange(b"mine", limit_s),
@@ -41,21 +32,6 @@ def test_a_limit_is_a_number(job: Job) -> None:
                 with pytest.raises(MisuseError, match="must be a number of seconds"):
                     wait(group, world, limit_s)
         assert group.join().size == 1
-
-
-def test_a_limit_is_a_number_on_asyncio(job: Job) -> None:
-    async def work() -> None:
-        async with await rdzv_etcd.aio.connect(
-            job.server.endpoint, job=job.id, nodes=1, local_addr="127.0.0.1", lease_ttl=3
-        ) as group:
-            world = await group.join()
-            for wait in reversed(AIO_WAITS.values()):
-                for limit_s in NO_LIMITS:
-                    with pytest.raises(MisuseError, match="must be a number of seconds"):
-                        await wait(group, world, limit_s)
-            await group.finish()
-
-    asyncio.run(work())
 
 
 def test_any_size_and_type_of_number(job: Job) -> None:
