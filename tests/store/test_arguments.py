@@ -1,4 +1,4 @@
-"""What a program may pass to the round's store, and what it is told of the rest."""
+"""Arguments that a program may pass to the round's store, and how others are refused."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import decimal
 import fractions
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 
@@ -20,12 +20,70 @@ def store(place: Place) -> RoundStore:
     return place.round_store()
 
 
-@pytest.mark.parametrize("call", ["multi_get", "wait", "check"])
-@pytest.mark.parametrize("keys", ["seed", b"seed", 5, None])
-def test_several_keys_are_no_single_one(store: RoundStore, call: str, keys: object) -> None:
-    """``wait("seed")`` would wait for the keys s, e, e and d."""
-    with pytest.raises(MisuseError, match="they must be a list of texts"):
-        getattr(store, call)(keys)
+Call: TypeAlias = Callable[[RoundStore, Any], object]
+
+REFUSED: dict[str, tuple[list[Call], list[Any], str]] = {
+    # wait("seed") would wait for the keys s, e, e and d.
+    "one for several keys": (
+        [RoundStore.multi_get, RoundStore.wait, RoundStore.check],
+        ["seed", b"seed", 5, None],
+        "they must be a list of texts",
+    ),
+    "a key": (
+        [
+            *(RoundStore.get, RoundStore.delete),
+            lambda store, key: store.wait([key]),
+            lambda store, key: store.set(key, b""),
+            lambda store, key: store.multi_set({key: b""}),
+            lambda store, key: store.add(key, 1),
+            lambda store, key: store.append(key, b""),
+            lambda store, key: store.compare_set(key, b"", b""),
+        ],
+        [5, b"seed", None],
+        r"\({type}\); it must be text",
+    ),
+    "text": ([RoundStore.get], ["a\ud800"], "at position 1 it has a lone surrogate"),
+    "a value": (
+        [
+            lambda store, value: store.set("seed", value),
+            lambda store, value: store.multi_set({"seed": value}),
+            lambda store, value: store.append("seed", value),
+            lambda store, value: store.compare_set("seed", b"", value),
+            lambda store, value: store.compare_set("seed", value, b""),
+        ],
+        ["text", 5, None],
+        "the value for store key 'seed' is .* must be byte",
+    ),
+    "values": ([RoundStore.multi_set], [[("seed", b"")]], "they must be a dict"),
+    # Parts of it would be lost, and what is left would count as another amount.
+    "an amount": (
+        [lambda store, amount: store.add("n", amount)],
+        [1.5, 3.0, math.nan, "5", None, decimal.Decimal(1)],
+        "the amount to add to store key 'n' is .* whole number",
+    ),
+    "64 bits": (
+        [lambda store, amount: store.add("n", amount)],
+        [2**63, -(2**63) - 1, 10**5000],
+        r"'n' must be at least -2\*\*63 and below 2\*\*63",
+    ),
+    "a time limit": (
+        [lambda store, timeout_s: store.set("seed", b"17", timeout_s)],
+        ["5", True, math.nan, b"5", [5], decimal.Decimal(5)],
+        "the time limit is .* must be a number of seconds",
+    ),
+}
+
+
+@pytest.mark.parametrize(("calls", "arguments", "message"), REFUSED.values(), ids=REFUSED)
+def test_what_cannot_be_meant_is_refused(
+    store: RoundStore, calls: list[Call], arguments: list[Any], message: str
+) -> None:
+    for call in calls:
+        for argument in arguments:
+            expected = message.replace("{type}", type(argument).__name__)
+            with pytest.raises(MisuseError, match=expected):
+                call(store, argument)
+    assert store.num_keys() == 0
 
 
 def test_several_keys_may_come_in_anything(store: RoundStore) -> None:
@@ -36,45 +94,6 @@ def test_several_keys_may_come_in_anything(store: RoundStore) -> None:
     assert store.check({"a", "b"})
 
 
-@pytest.mark.parametrize("key", [5, b"seed", None])
-def test_a_key_is_text(store: RoundStore, key: Any) -> None:
-    calls: list[Callable[[], object]] = [
-        lambda: store.get(key),
-        lambda: store.wait([key]),
-        lambda: store.set(key, b""),
-        lambda: store.multi_set({key: b""}),
-        lambda: store.add(key, 1),
-        lambda: store.append(key, b""),
-        lambda: store.compare_set(key, b"", b""),
-        lambda: store.delete(key),
-    ]
-    for call in calls:
-        with pytest.raises(MisuseError, match=rf"\({type(key).__name__}\); it must be text"):
-            call()
-
-
-def test_a_key_that_no_text_can_have(store: RoundStore) -> None:
-    with pytest.raises(MisuseError, match="at position 1 it has a lone surrogate"):
-        store.set("a\ud800", b"")
-
-
-@pytest.mark.parametrize("value", ["text", 5, None])
-def test_a_value_is_bytes(store: RoundStore, value: Any) -> None:
-    calls: list[Callable[[], object]] = [
-        lambda: store.set("seed", value),
-        lambda: store.multi_set({"seed": value}),
-        lambda: store.append("seed", value),
-        lambda: store.compare_set("seed", b"", value),
-        lambda: store.compare_set("seed", value, b""),
-    ]
-    for call in calls:
-        with pytest.raises(MisuseError, match=r"the value for store key 'seed' is .* must be byte"):
-            call()
-    with pytest.raises(MisuseError, match="they must be a dict"):
-        store.multi_set([("seed", b"")])  # type: ignore[arg-type]
-    assert store.num_keys() == 0
-
-
 @pytest.mark.parametrize("value", [bytearray(b"17"), memoryview(b"17")])
 def test_a_value_may_be_anything_like_bytes(store: RoundStore, value: Any) -> None:
     store.set("seed", value)
@@ -82,30 +101,9 @@ def test_a_value_may_be_anything_like_bytes(store: RoundStore, value: Any) -> No
     assert store.compare_set("seed", memoryview(b"1717"), value) == b"17"  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("amount", [1.5, 3.0, math.nan, "5", None, decimal.Decimal(1)])
-def test_an_amount_is_a_whole_number(store: RoundStore, amount: Any) -> None:
-    """Parts of it would be lost, and what is left would count as another amount."""
-    with pytest.raises(MisuseError, match=r"the amount to add to store key 'n' is .* whole number"):
-        store.add("n", amount)
-    assert not store.check(["n"])
-
-
-@pytest.mark.parametrize("amount", [2**63, -(2**63) - 1, 10**5000], ids=["2**63", "-2**63-1", ""])
-def test_an_amount_has_64_bits(store: RoundStore, amount: int) -> None:
-    with pytest.raises(MisuseError, match=r"'n' must be at least -2\*\*63 and below 2\*\*63"):
-        store.add("n", amount)
-    assert not store.check(["n"])
-
-
 def test_an_amount_may_be_of_any_type_of_whole_numbers(store: RoundStore) -> None:
     amounts: list[Any] = [1, Two(), True]
     assert [store.add("n", amount) for amount in amounts] == [1, 3, 4]
-
-
-@pytest.mark.parametrize("timeout_s", ["5", True, math.nan, b"5", [5], decimal.Decimal(5)])
-def test_a_time_limit_is_a_number(store: RoundStore, timeout_s: Any) -> None:
-    with pytest.raises(MisuseError, match=r"the time limit is .* must be a number of seconds"):
-        store.set("seed", b"17", timeout_s)
 
 
 @pytest.mark.parametrize("timeout_s", [5, fractions.Fraction(5), math.inf, 1e300, 10**400, None])
