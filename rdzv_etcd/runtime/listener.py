@@ -71,6 +71,11 @@ def bind_listener(local_addr: LocalAddr | None, endpoints: Sequence[Endpoint]) -
     return Listener(address, listener.getsockname()[1], listener, own_address)
 
 
+def looks_up_names(local_addr: LocalAddr | None, endpoints: Sequence[Endpoint]) -> bool:
+    """Whether :func:`bind_listener` resolves names, which may block."""
+    return local_addr is None and any(_parse(endpoint.host) is None for endpoint in endpoints)
+
+
 def bind_beside(listener: Listener) -> socket.socket:
     """Listen on another free port at the same addresses. Raises :class:`OSError`."""
     place = listener.socket.getsockname()

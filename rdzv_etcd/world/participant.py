@@ -51,6 +51,7 @@ from rdzv_etcd.runtime.listener import (
     bind_beside,
     bind_listener,
     check_local_addr,
+    looks_up_names,
     loopback_problem,
     master_problem,
 )
@@ -188,6 +189,13 @@ class Participant(Lifecycle):
             self._local_addr = check_local_addr(given, patience_s)
         return bind_listener(self._local_addr, self.settings.connection.endpoints)
 
+    @property
+    def _bind_blocks(self) -> bool:
+        settings = self.settings
+        if settings.local_addr is not None and self._local_addr is None:
+            return True
+        return looks_up_names(self._local_addr, settings.connection.endpoints)
+
     def _warn(self, problem: str | None) -> None:
         if problem is not None:
             _log.warning("[job %s] %s", self.settings.job_id, problem)
@@ -247,8 +255,10 @@ class Participant(Lifecycle):
         self._close_listener()
         try:
             listener, self._bound = self._bound, None
-            if listener is None:
+            if listener is None and self._bind_blocks:
                 listener = await in_thread(self._bind, Listener.close)
+            elif listener is None:
+                listener = self._bind()
             await self._pass_gate()
             seat = await node.join(listener.address, listener.port, limit_s, because)
         except BaseException as error:
