@@ -36,20 +36,20 @@ def test_a_wrong_password(
     assert "a secret of mine" not in str(caught.value)
 
 
-@pytest.mark.parametrize("etcd", ["auth_etcd", "mtls_etcd"])
-def test_the_right_password_or_certificate(
-    leak_check: LeakCheck,
-    request: pytest.FixtureRequest,
-    certificates: Certificates,
-    job_id: str,
-    monkeypatch: pytest.MonkeyPatch,
-    etcd: str,
+def test_the_right_password(
+    leak_check: LeakCheck, auth_etcd: EtcdServer, job_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RDZV_ETCD_USER", USER)
     monkeypatch.setenv("RDZV_ETCD_PASSWORD", USER_PASSWORD)
+    with handlers(auth_etcd, job_id, "2", 2) as made:
+        assert {info.world_size for info in join_all(made)} == {2}
+
+
+def test_a_client_certificate(
+    leak_check: LeakCheck, mtls_etcd: EtcdServer, certificates: Certificates, job_id: str
+) -> None:
     files = {"ca_cert": certificates.ca, "cert": certificates.client_cert}
-    config = {**files, "key": certificates.client_key} if etcd == "mtls_etcd" else {}
-    with handlers(request.getfixturevalue(etcd), job_id, "2", 2, **config) as made:
+    with handlers(mtls_etcd, job_id, "2", 2, key=certificates.client_key, **files) as made:
         assert {info.world_size for info in join_all(made)} == {2}
 
 
