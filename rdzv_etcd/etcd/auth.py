@@ -74,7 +74,7 @@ class Authenticator:
         try:
             return await self._clock.wait_for(self._renewed(server, limit_s), limit_s)
         except TimeoutError:
-            fault = unavailable(Verdict.NOT_SENT, "authentication got no answer in time")
+            fault = unavailable(Verdict.NOT_DONE, "authentication got no answer in time")
             raise AttemptError(fault, server.name) from None
 
     def refuse(self, used: Metadata) -> None:
@@ -113,7 +113,7 @@ class Authenticator:
                 return REQUIRE_LEADER
             fault = judge(error, authenticated=True)
             if fault.verdict is Verdict.UNKNOWN:  # of the token, not of the call that needs it
-                fault = Fault(Verdict.NOT_SENT, f"authenticating: {fault.reason}", fault.error)
+                fault = Fault(Verdict.NOT_DONE, f"authenticating: {fault.reason}", fault.error)
             elif fault.verdict is Verdict.STALE_TOKEN:
                 fault = Fault(Verdict.FINAL, fault.reason, fault.error)
             raise AttemptError(fault, server.name) from error

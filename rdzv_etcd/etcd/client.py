@@ -126,7 +126,8 @@ class EtcdClient:
         self, ttl_s: int, *, lease_id: int = 0, timeout_s: float | None = None
     ) -> port.LeaseGrant:
         deadline = Deadline(self._failover.clock, self._timeout_s(timeout_s))
-        kind = retry.REPEATABLE_WRITE if lease_id else retry.UNCLAIMED_GRANT
+        # A lease under an id that the caller does not know carries nothing, and expires.
+        kind = retry.REPEATABLE_WRITE if lease_id else retry.READ
         # Chosen here, so that an attempt whose reply was lost leaves no second lease behind.
         lease_id = lease_id or 1 + secrets.randbits(62)
         message = self._rpc.LeaseGrantRequest(TTL=ttl_s, ID=lease_id)

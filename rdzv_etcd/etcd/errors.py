@@ -31,8 +31,7 @@ from rdzv_etcd.etcd.grpc_start import grpc
 class Verdict(Enum):
     """What a failure of one attempt means for the next one."""
 
-    NOT_SENT = "the request did not reach a server"
-    REFUSED = "the server did not do it, another or a later one may"
+    NOT_DONE = "it did not reach a server, or that did not do it; another or a later one may"
     UNKNOWN = "the server may or may not have done it"
     STALE_TOKEN = "not done; authenticate again first"
     FINAL = "not done, and trying again will not help"
@@ -153,7 +152,7 @@ def judge_text(code: grpc.StatusCode | None, text: str, *, authenticated: bool) 
     if final is not None:
         return Fault(Verdict.FINAL, str(final), final)
     if _REFUSED.search(text):
-        return unavailable(Verdict.REFUSED, text)
+        return unavailable(Verdict.NOT_DONE, text)
     if _NOT_CONNECTED.search(text):
         return _not_connected(text)
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
@@ -221,8 +220,8 @@ def _not_connected(text: str) -> Fault:
     last = _shorten(text)
     if _TLS.search(text):
         hint = _hint(_TLS_HINTS, text) or f"TLS failed: {last}"
-        return Fault(Verdict.NOT_SENT, hint, EtcdTlsError(f"TLS handshake failed: {hint}"))
-    return unavailable(Verdict.NOT_SENT, _hint(_CONNECT_HINTS, text) or last)
+        return Fault(Verdict.NOT_DONE, hint, EtcdTlsError(f"TLS handshake failed: {hint}"))
+    return unavailable(Verdict.NOT_DONE, _hint(_CONNECT_HINTS, text) or last)
 
 
 def _unknown_reason(code: grpc.StatusCode | None, text: str) -> str:

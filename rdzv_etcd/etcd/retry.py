@@ -42,16 +42,14 @@ _TOKENS_PER_CALL = 3
 _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 1.0
 
-_NOT_DONE = frozenset({Verdict.NOT_SENT, Verdict.REFUSED, Verdict.STALE_TOKEN})
-
 
 @dataclass(frozen=True, slots=True)
 class CallKind:
     """A kind of call."""
 
     name: str
-    repeat_after: frozenset[Verdict]
-    """After which verdicts it is tried again."""
+    is_repeatable: bool
+    """Whether it is tried again even if the server may have done it."""
     writes: bool
     """Whether the caller must learn of an unknown outcome."""
     attempt_limit_s: float
@@ -67,12 +65,10 @@ class CallKind:
     given up, even if there is no other endpoint."""
 
 
-READ = CallKind("read", _NOT_DONE | {Verdict.UNKNOWN}, False, 10.0, 3.0)
-GUARDED_WRITE = CallKind("guarded write", _NOT_DONE, True, 10.0, 10.0)
-REPEATABLE_WRITE = CallKind("repeatable write", _NOT_DONE | {Verdict.UNKNOWN}, True, 10.0, 3.0)
-UNCLAIMED_GRANT = CallKind("lease grant", _NOT_DONE | {Verdict.UNKNOWN}, False, 10.0, 3.0)
-"""Of a lease whose id is not known to the caller yet: an orphan carries nothing, and expires."""
-KEEP_ALIVE = CallKind("keep-alive", _NOT_DONE | {Verdict.UNKNOWN}, False, 2.0, 1.5, is_small=True)
+READ = CallKind("read", True, False, 10.0, 3.0)
+GUARDED_WRITE = CallKind("guarded write", False, True, 10.0, 10.0)
+REPEATABLE_WRITE = CallKind("repeatable write", True, True, 10.0, 3.0)
+KEEP_ALIVE = CallKind("keep-alive", True, False, 2.0, 1.5, is_small=True)
 
 
 class Deadline:
@@ -153,16 +149,15 @@ class _Call:
 
     def may_repeat(self, failed: BaseException) -> bool:
         """Return whether another attempt may help, and is allowed by the time and the kind."""
+        if not isinstance(failed, AttemptError) or self.deadline.remaining_s() <= 0:
+            return False
+        verdict = failed.fault.verdict
+        if verdict is Verdict.FINAL or (verdict is Verdict.UNKNOWN and not self.kind.is_repeatable):
+            return False
         only_tls = len(self.faults) == self.endpoints and all(
             fault.is_tls for fault in self.faults.values()
         )
-        hopeless = only_tls or self.refused_tokens > _TOKENS_PER_CALL
-        return (
-            isinstance(failed, AttemptError)
-            and failed.fault.verdict in self.kind.repeat_after
-            and not hopeless
-            and self.deadline.remaining_s() > 0
-        )
+        return not only_tls and self.refused_tokens <= _TOKENS_PER_CALL
 
     def error(self, failed: AttemptError, user: str | None) -> EtcdError:
         """Return what the caller gets after ``failed``, the last attempt."""
@@ -367,7 +362,7 @@ class Failover:
         except ClosedError as error:
             raise self.failed(server, error) from error
         self.leave(server)
-        fault = unavailable(Verdict.NOT_SENT, f"no connection within {limit_s:.1f} s")
+        fault = unavailable(Verdict.NOT_DONE, f"no connection within {limit_s:.1f} s")
         raise AttemptError(fault, server.name)
 
     async def _attempt(self, call: _Call) -> Any:

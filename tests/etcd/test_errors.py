@@ -19,10 +19,6 @@ TIMED_OUT = "etcdserver: request timed out"
 
 
 TEXTS = {
-    (Verdict.REFUSED, errors.EtcdUnavailableError): [
-        (CODE.UNAVAILABLE, "etcdserver: no leader"),
-        (CODE.RESOURCE_EXHAUSTED, "etcdserver: too many requests"),
-    ],
     (Verdict.UNKNOWN, errors.EtcdUnavailableError): [
         (CODE.UNAVAILABLE, "etcdserver: leader changed"),
         (CODE.UNAVAILABLE, f"{TIMED_OUT}, possibly due to previous leader failure"),
@@ -31,12 +27,14 @@ TEXTS = {
         (CODE.UNAVAILABLE, "Socket closed"),
         (CODE.DEADLINE_EXCEEDED, ""),
     ],
-    (Verdict.NOT_SENT, errors.EtcdUnavailableError): [
+    (Verdict.NOT_DONE, errors.EtcdUnavailableError): [
+        (CODE.UNAVAILABLE, "etcdserver: no leader"),
+        (CODE.RESOURCE_EXHAUSTED, "etcdserver: too many requests"),
         (CODE.UNAVAILABLE, FAILED + "UNKNOWN: ipv4:127.0.0.1:1: Connection refused"),
         (CODE.UNAVAILABLE, "DNS resolution failed for x:1"),
         (CODE.UNAVAILABLE, FAILED + "INTERNAL: ipv4:127.0.0.1:1: socket: Too many open files"),
     ],
-    (Verdict.NOT_SENT, errors.EtcdTlsError): [
+    (Verdict.NOT_DONE, errors.EtcdTlsError): [
         (
             CODE.UNAVAILABLE,
             f"{FAILED}Ssl handshake failed: SSL_ERROR_SSL: CERTIFICATE_VERIFY_FAILED",
