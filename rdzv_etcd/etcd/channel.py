@@ -8,6 +8,7 @@ them.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, TypeAlias
 from weakref import WeakSet
@@ -92,7 +93,10 @@ class Stream:
 
     async def _requests(self, request: Any) -> AsyncIterator[Any]:
         yield request
-        await self._over.wait()  # or gRPC would close this direction; a proxy would end the stream
+        # Otherwise gRPC would close this direction, at which a proxy would end the stream; and it
+        # would format the traceback of a cancellation.
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._over.wait()
 
     async def read(self) -> Any:
         """Return the next message, ``None`` when the server ended the stream without an error."""
