@@ -382,8 +382,9 @@ class Node:
         now_s = context.clock.now_s()
         member.notice(view, now_s)
         context.log.names.learn(known_ids(view))
-        if view.formed is not None and view.formed.lease_ttls_s is not None:
-            context.session.note_ttls(*view.formed.lease_ttls_s)
+        ttls_s = None if view.formed is None else view.formed.lease_ttls_s
+        if ttls_s is not None:
+            context.session.note_ttls(ttls_s.shortest, ttls_s.longest)
         over = why_over(member, view, member.epoch)
         if over is not None and not isinstance(over, MovedOn):
             context.recorder.world_over(cause_of_end(over), now_s)

@@ -3,38 +3,35 @@
 A value that this module did not write raises :class:`~rdzv_etcd.errors.StateCorruptError` with the
 key's name, and one that it could not read :class:`~rdzv_etcd.errors.UnwritableValueError` instead
 of being written. Unknown fields are ignored, so that a newer minor version can add some; a newer
-``v`` is refused. Each type's fields stand here once, in the order in which they are written.
+``v`` is refused. What a field may hold is stated with it in :mod:`rdzv_etcd.protocol.model`; its
+name stands here where it is another one.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import MISSING, fields
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args, get_type_hints
 
-from rdzv_etcd.names import is_unknown
+from rdzv_etcd.errors import (
+    SettingsError,
+    StateCorruptError,
+    StateVersionError,
+    UnwritableValueError,
+)
+from rdzv_etcd.etcd.port import KeyValue
 from rdzv_etcd.protocol.fields import (
     FLAG,
-    NAME,
-    NAMES,
+    MAX_EPOCH,
     NUMBER,
-    SHOWN,
     TEXT,
-    VERSION,
-    At,
+    Epoch,
     Kind,
     Object,
-    Shape,
-    a_name,
-    alone,
+    an_object,
     by_name,
-    clamped,
-    counted,
-    data,
-    decode,
-    decode_key,
-    encode,
     several,
     whole,
 )
@@ -52,84 +49,175 @@ from rdzv_etcd.protocol.model import (
     Ttls,
 )
 from rdzv_etcd.settings import JobSettings
-from rdzv_etcd.settings.fields import MAX_DATA, MAX_EPOCH_CLAIM, MAX_NODES, MAX_ROUND
+from rdzv_etcd.settings.fields import MAX_NODES
 
-__all__ = ["VERSION", "decode_key"]
+__all__ = ["MAX_EPOCH"]
+
+VERSION = 1
 
 T = TypeVar("T")
 
-MAX_EPOCH = 2**61
-"""Of a record that is read, and of the base of epochs. The next base may be higher by etcd's
-revision; with that added once more it still is a number of 64 bits."""
-_LEASE = re.compile("[0-9a-f]{1,16}")
-_MAX_LEASE = 2**63 - 1
-_MAX_PORT = 65535
-_PORT = whole(1, _MAX_PORT)
-_CLAIM = clamped(MAX_EPOCH_CLAIM)
-"""An epoch, or a clock; no node believes a higher one."""
-_ROUND_TRIP = clamped(10_000)
-"""A node that is farther away than that has no time to answer."""
-_MAX_TTL_S = 9_000_000_000
-"""etcd grants no lease for longer."""
-_TTL = whole(1, _MAX_TTL_S)
+
+# --- objects --------------------------------------------------------------------------------------
 
 
-def _an_address(name: str, value: object) -> str:
-    address = a_name(name, value)
-    if " " in address:  # it becomes MASTER_ADDR
-        raise ValueError(f"{name!r} is {address[:80]!r}, neither a host name nor an address")
-    return address
+_KINDS: dict[Any, Kind[Any]] = {bool: FLAG, float: NUMBER, int: whole()}
+"""The bounds of types that name none; objects that are parts of others are added below."""
 
 
-_ADDRESS = Kind(_an_address, _an_address)
-_SETTINGS = Shape(
-    JobSettings, min_nodes=whole(), max_nodes=whole(), node_unit=At(whole(), always=True)
-).kind
-_CLOSURE = Shape(Closure, by=NAME, reason=TEXT, succeeded=FLAG, wall_s=NUMBER)
+def _object(
+    make: Callable[..., T],
+    check: Callable[[T], object] = lambda _: None,
+    *,
+    apart: Collection[str] = (),
+    always: Collection[str] = (),
+    **names: str,
+) -> Kind[T]:
+    """Return how a dataclass is written: its fields in their order, each as its type says. One that
+    has a default may be missing, and the default is not written.
+
+    ``check`` raises ValueError for an impossible value that was read or is to be written.
+    ``apart``: fields that are not written, as they are known otherwise; a reader adds them.
+    ``always``: those whose default is written as well. ``names``: theirs as written, where they
+    differ; with a dot, inside of another object.
+    """
+    hints = get_type_hints(make, include_extras=True)
+    entries = []
+    for each in fields(make):  # type: ignore[arg-type]
+        default = each.default if each.default_factory is MISSING else each.default_factory()
+        outer, _, field = names.get(each.name, each.name).rpartition(".")
+        kind = kind_of(hints[each.name])
+        entries.append((each.name, outer, field, kind, default, each.name in always))
+
+    def read(name: str, raw: Any) -> T:
+        raw, found = an_object(name, raw), Object()
+        for attribute, outer, field, kind, default, _ in entries:
+            value = (an_object(outer, raw.get(outer, {})) if outer else raw).get(field)
+            if value is not None:
+                found[attribute] = kind.read(field, value)
+            elif default is MISSING:
+                raise ValueError(f"field {field!r} is missing")
+        made = make(**found)
+        check(made)
+        return made
+
+    def write(_name: str, value: T) -> Object:
+        check(value)
+        written: Object = {}
+        for attribute, outer, field, kind, default, is_always in entries:
+            part = getattr(value, attribute)
+            if attribute in apart:
+                kind.write(attribute, part)
+            elif is_always or part != default:
+                inside = written.setdefault(outer, {}) if outer else written
+                inside[field] = kind.write(field, part)
+        return written
+
+    return Kind(read, write)
+
+
+def kind_of(hint: Any) -> Kind[Any]:
+    """Return the bounds of a type, with or without ``None``: that stands for a missing field."""
+    parts = get_args(hint)
+    if type(None) in parts:
+        (hint,) = (each for each in parts if each is not type(None))
+    found = [each for each in getattr(hint, "__metadata__", ()) if isinstance(each, Kind)]
+    return found[0] if found else _KINDS[hint]
+
+
+def _part(make: type[T], *args: Any, **named: Any) -> Kind[T]:
+    """As :func:`_object`, for one that is also a field of others."""
+    kind: Kind[T] = _object(make, *args, **named)
+    _KINDS[make] = kind
+    return kind
+
+
+def _alone(field: str, kind: Kind[T]) -> Kind[T]:
+    """An object with this one field, whose value is all there is to it."""
+
+    def read(name: str, raw: Any) -> T:
+        value = an_object(name, raw).get(field)
+        if value is None:
+            raise ValueError(f"field {field!r} is missing")
+        return kind.read(field, value)
+
+    return Kind(read, lambda _, value: {field: kind.write(field, value)})
+
+
+# --- bytes ----------------------------------------------------------------------------------------
+
+
+def encode(kind: Kind[T], value: T) -> bytes:
+    """Return the bytes. Raises :class:`~rdzv_etcd.errors.UnwritableValueError` for a value that
+    others could not read."""
+    try:
+        written = {"v": VERSION, **kind.write("value", value)}
+        return json.dumps(written, separators=(",", ":"), allow_nan=False).encode()
+    except (ValueError, OverflowError) as error:
+        raise UnwritableValueError(str(error)) from error
+
+
+def decode(key: bytes, value: bytes, read: Callable[[str, Any], T]) -> T:
+    """Read a value. Raises :class:`~rdzv_etcd.errors.StateCorruptError`."""
+    try:
+        raw = _JSON.decode(value.decode())
+        if not isinstance(raw, dict):
+            raise ValueError("not a JSON object")
+        version = whole().read("v", raw.get("v"))
+        if version != VERSION:
+            problem = f"it has format version {version}, and this library reads {VERSION}"
+            raise StateVersionError(key.decode(errors="replace"), problem)
+        return read("value", raw)
+    except (ValueError, OverflowError, RecursionError, SettingsError) as error:
+        problem = str(error) or type(error).__name__
+        raise StateCorruptError(key.decode(errors="replace"), problem) from error
+
+
+def decode_key(decode_value: Callable[[bytes, bytes], T], kv: KeyValue) -> T:
+    """Decode the value of a key. Raises StateCorruptError, which names its writer."""
+    try:
+        return decode_value(kv.key, kv.value)
+    except StateCorruptError as error:
+        raise type(error)(error.key, error.problem, _writer(kv)) from error.__cause__
+
+
+def _writer(kv: KeyValue) -> str:
+    """Describe the writer of a key, as far as etcd knows it."""
+    created = "" if kv.version == 1 else f" (the key exists since revision {kv.create_revision})"
+    if not kv.lease_id:
+        return f"written at revision {kv.mod_revision}{created} without a lease"
+    return (
+        f"written at revision {kv.mod_revision}{created} on lease {kv.lease_id:016x}; "
+        f"`etcdctl lease timetolive {kv.lease_id:x} --keys` shows what else its writer keeps there"
+    )
+
+
+def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
+        raise ValueError("it has the same field twice")
+    return fields
+
+
+def _refuse(constant: str) -> float:
+    raise ValueError(f"it contains {constant}, which is not JSON")
+
+
+_JSON = json.JSONDecoder(object_pairs_hook=_once_each, parse_constant=_refuse)
 
 
 def _codec(kind: Kind[T]) -> tuple[Callable[[T], bytes], Callable[[bytes, bytes], T]]:
     return partial(encode, kind), lambda key, value: decode(key, value, kind.read)
 
 
-# --- presence -----------------------------------------------------------------------------------
+# --- presence -------------------------------------------------------------------------------------
 
 
-def _can_be_a_node(node_id: str) -> None:
-    if is_unknown(a_name("the node's id", node_id)):
-        raise ValueError("its name is reserved for nodes whose names are not known")
+_part(JobSettings, always=("node_unit",))
+_NODE = _object(NodeInfo, apart=("node_id",), lease_ttl_s="lease_ttl")
+_ACCUSED = _alone("accused", _object(Accusation, is_certain="certain"))
 
-
-_NODE = Shape(
-    NodeInfo,
-    lambda info: _can_be_a_node(info.node_id),
-    address=_ADDRESS,
-    port=_PORT,
-    arrived_for=whole(0, 2 * MAX_ROUND),
-    settings=_SETTINGS,
-    rank_key=TEXT,
-    leaving=TEXT,
-    epoch_seen=_CLAIM,
-    epoch_trained=_CLAIM,
-    clock_us=_CLAIM,
-    data=data(MAX_DATA),
-    peer_port=whole(0, _MAX_PORT),
-    round_trip_ms=_ROUND_TRIP,
-    because=SHOWN,
-    lease_ttl=At(whole(0, _MAX_TTL_S), "lease_ttl_s"),
-    finished=FLAG,
-)
-_ACCUSATION = Shape(
-    Accusation,
-    by=NAME,
-    how=TEXT,
-    certain=At(FLAG, "is_certain"),
-    round_trip_ms=_ROUND_TRIP,
-    after_ms=clamped(3_600_000),
-)
-_ACCUSED = alone("accused", _ACCUSATION.kind)
-
-encode_node = partial(encode, _NODE.kind)
+encode_node = partial(encode, _NODE)
 encode_accusation = partial(encode, _ACCUSED)
 
 
@@ -139,61 +227,27 @@ def decode_place(key: bytes, node_id: str, value: bytes) -> NodeInfo | Accusatio
     def read(name: str, raw: Object) -> NodeInfo | Accusation:
         if raw.get("accused") is not None:
             return _ACCUSED.read(name, raw)
-        _can_be_a_node(node_id)
-        return NodeInfo(node_id, **_NODE.arguments(name, raw))
+        return _NODE.read(name, {**raw, "node_id": node_id})
 
     return decode(key, value, read)
 
 
-# --- control ------------------------------------------------------------------------------------
+# --- control --------------------------------------------------------------------------------------
 
 
-encode_leader, decode_leader = _codec(
-    Shape(Leader, node=At(NAME, "node_id"), settings=_SETTINGS).kind
-)
-encode_change, decode_change = _codec(
-    Shape(
-        Change,
-        run=NAME,
-        round=whole(0, 2 * MAX_ROUND),
-        waiters=At(NAMES, always=True),
-        lost=At(by_name(TEXT), always=True),
-        unnamed=whole(0, 2 * MAX_NODES),
-        because=by_name(TEXT),
-    ).kind
-)
-encode_drain, decode_drain = _codec(
-    Shape(Drain, by=NAME, reason=TEXT, epoch=whole(0, 2 * MAX_EPOCH)).kind
-)
-
-
-def _is_a_lease(name: str, text: str) -> int:
-    if not _LEASE.fullmatch(text) or int(text, 16) > _MAX_LEASE:
-        raise ValueError(f"{name!r} is {text[:80]!r}, not a lease id")
-    return int(text, 16)
-
-
-def _lease_text(name: str, lease: int) -> str:
-    text = f"{lease:016x}"
-    _is_a_lease(name, text)
-    return text
-
-
-_LEASE_ID = Kind(lambda name, value: _is_a_lease(name, a_name(name, value)), _lease_text)
+encode_leader, decode_leader = _codec(_object(Leader, node_id="node"))
+encode_change, decode_change = _codec(_object(Change, always=("waiters", "lost")))
+encode_drain, decode_drain = _codec(_object(Drain))
+encode_refused, decode_refused = _codec(_object(Refused, node_id="node"))
+encode_epoch, decode_epoch = _codec(_alone("base", kind_of(Epoch)))
 
 
 def _slices_fit(slices: Slices) -> None:
     whole(1, slices.size).read("count", slices.count)
 
 
-_SLICES = Shape(Slices, _slices_fit, size=whole(1, MAX_NODES), count=whole(1), edition=NAME).kind
-
-
 def _ttls_fit(ttls: Ttls) -> None:
     whole(ttls.shortest).read("longest", ttls.longest)
-
-
-_TTLS = Shape(Ttls, _ttls_fit, shortest=_TTL, longest=_TTL).kind
 
 
 def _record_fits(record: Round) -> None:
@@ -207,25 +261,19 @@ def _record_fits(record: Round) -> None:
         raise ValueError(f"it has {size} members, more than its 'max_nodes' {most}")
 
 
-_MASTER = Shape(Round, address=At(_ADDRESS, "master_address"), port=At(_PORT, "master_port"))
-_ROUND = Shape(
+_CLOSURE = _part(Closure)
+_part(Slices, _slices_fit)
+_part(Ttls, _ttls_fit)
+_ROUND = _object(
     Round,
     _record_fits,
-    round=At(whole(1, MAX_ROUND), "number"),
-    run=NAME,
-    state=At(Kind(lambda *_: {}, lambda _, record: "closed" if record.closure else "formed"), ""),
-    members=NAMES,
-    settings=_SETTINGS,
-    master=At(Kind(_MASTER.arguments, _MASTER.write), ""),
-    job_lease=_LEASE_ID,
-    epoch_base=At(counted(MAX_EPOCH), always=True),
-    epoch=At(counted(MAX_EPOCH), "epoch_fixed"),
-    expelled=NAMES,
-    heirs=NAMES,
-    slices=_SLICES,
-    closed=At(_CLOSURE.kind, "closure"),
-    began_as=NAME,
-    lease_ttls=At(_TTLS, "lease_ttls_s"),
+    always=("epoch_base",),
+    number="round",
+    master_address="master.address",
+    master_port="master.port",
+    epoch_fixed="epoch",
+    closure="closed",
+    lease_ttls_s="lease_ttls",
 )
 
 
@@ -240,40 +288,29 @@ def _read_round(name: str, raw: Any) -> Round:
     return _ROUND.read(name, raw)
 
 
-encode_round, decode_round = _codec(Kind(_read_round, _ROUND.write))
-_RUN = Shape(
-    Ended,
-    run=At(NAME, "origin"),
-    epoch=At(clamped(MAX_EPOCH_CLAIM), always=True),
-)
+def _write_round(name: str, record: Round) -> Object:
+    written = _ROUND.write(name, record)
+    head = {field: written.pop(field) for field in ("round", "run")}
+    return {**head, "state": "closed" if record.closure else "formed", **written}
 
 
+encode_round, decode_round = _codec(Kind(_read_round, _write_round))
+_ENDED = _object(Ended, apart=("closure",), always=("epoch",), origin="run")
+"""Its closure's fields stand beside its own."""
 encode_ended, decode_ended = _codec(
-    alone(
+    _alone(
         "runs",
         several(
             Kind(
-                lambda name, raw: Ended(
-                    closure=_CLOSURE.read(name, raw), **_RUN.arguments(name, raw)
-                ),
-                lambda name, run: {**_RUN.write(name, run), **_CLOSURE.write(name, run.closure)},
+                lambda name, raw: _ENDED.read(name, {**an_object(name, raw), "closure": raw}),
+                lambda name, run: {**_ENDED.write(name, run), **_CLOSURE.write(name, run.closure)},
             )
         ),
     )
 )
-encode_epoch, decode_epoch = _codec(alone("base", counted(MAX_EPOCH)))
-encode_refused, decode_refused = _codec(
-    Shape(
-        Refused,
-        node=At(NAME, "node_id"),
-        settings=_SETTINGS,
-        wall_s=NUMBER,
-        how=TEXT,
-    ).kind
-)
 
 
-# --- slices -------------------------------------------------------------------------------------
+# --- slices ---------------------------------------------------------------------------------------
 
 
 def _slice(size: int) -> Kind[dict[str, int]]:
@@ -285,7 +322,7 @@ def _slice(size: int) -> Kind[dict[str, int]]:
             raise ValueError(f"{name!r} gives a rank twice")
         return found
 
-    return alone("ranks", Kind(read, read))
+    return _alone("ranks", Kind(read, read))
 
 
 def encode_slice(ranks: Mapping[str, int]) -> bytes:

@@ -1,34 +1,43 @@
-"""Typed, bounded fields of JSON objects. Knows limits, not what fields mean.
+"""The types of what is in etcd: each has its bounds. Knows limits, not what a value means.
 
-A :class:`Kind` is one field's type and bounds, stated once and checked both ways: every reader
-accepts every value that is written; another node could only report it as corrupt. A :class:`Shape`
-is an object: its fields' kinds in the order in which they are written.
+A :class:`Kind` is a type's bounds, stated once and checked both ways: every reader accepts every
+value that is written; another node could only report it as corrupt. The dataclasses of
+:mod:`rdzv_etcd.protocol.model` are annotated with the types at the end of this module, and
+:mod:`rdzv_etcd.protocol.codec` writes and reads them by that.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields, is_dataclass
-from typing import Any, Generic, TypeVar
+from dataclasses import dataclass
+from typing import Annotated, Any, Generic, TypeVar
 
-from rdzv_etcd.errors import (
-    SettingsError,
-    StateCorruptError,
-    StateVersionError,
-    UnwritableValueError,
+from rdzv_etcd.names import is_unknown
+from rdzv_etcd.settings.fields import (
+    MAX_DATA,
+    MAX_EPOCH_CLAIM,
+    MAX_NODES,
+    MAX_ROUND,
+    TOO_DEEP,
+    is_too_deep,
 )
-from rdzv_etcd.etcd.port import KeyValue
-from rdzv_etcd.settings.fields import MAX_NODES, TOO_DEEP, is_too_deep
 from rdzv_etcd.text import shown
 
-VERSION = 1
 MAX_NAME = 512
 """Characters of a name: a node's id, a run, an address."""
 MAX_TEXT = 1024
 """Characters of a text for people, and of a rank key."""
+MAX_EPOCH = 2**61
+"""Of a record that is read, and of the base of epochs. The next base may be higher by etcd's
+revision; with that added once more it still is a number of 64 bits."""
 _MAX_NUMBER = 2**63 - 1
+_MAX_PORT = 65535
+_MAX_TTL_S = 9_000_000_000
+"""etcd grants no lease for longer."""
+_LEASE = re.compile("[0-9a-f]{1,16}")
 
 T = TypeVar("T")
 Object = dict[str, Any]
@@ -115,7 +124,7 @@ def by_name(kind: Kind[T]) -> Kind[dict[str, T]]:
 
     def each(check: Callable[[str, Any], T]) -> Callable[[str, Any], dict[str, T]]:
         return lambda name, value: {
-            a_name(name, key): check(name, item) for key, item in _object(name, value).items()
+            a_name(name, key): check(name, item) for key, item in an_object(name, value).items()
         }
 
     return Kind(each(kind.read), each(kind.write))
@@ -149,7 +158,7 @@ def data(most: int) -> Kind[Object]:
     would depend on the depth of a reader's stack whether it can be read or copied."""
 
     def check(name: str, value: object) -> Object:
-        content = dict(_object(name, value))
+        content = dict(an_object(name, value))
         size = len(json.dumps(content, separators=(",", ":"), allow_nan=False))
         if size > most:
             raise ValueError(f"{name!r} has {size} bytes, more than {most}")
@@ -160,7 +169,7 @@ def data(most: int) -> Kind[Object]:
     return _same(check)
 
 
-def _object(name: str, value: object) -> Mapping[str, Any]:
+def an_object(name: str, value: object) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
         raise ValueError(f"{name!r} is {_short(value)}, not a dict")
     return value
@@ -176,161 +185,59 @@ def _short(value: object) -> str:
     return shown(repr(value), 80)
 
 
-NAME = _same(a_name)
-TEXT = _same(a_text)
-SHOWN = Kind(a_text, lambda name, value: a_text(name, shown(value)))
-"""A text that is cut off where it gets too long to be shown."""
-NAMES: Kind[Sequence[str]] = Kind(lambda name, value: tuple(_names(name, value)), _names)
+def _an_address(name: str, value: object) -> str:
+    address = a_name(name, value)
+    if " " in address:  # it becomes MASTER_ADDR
+        raise ValueError(f"{name!r} is {address[:80]!r}, neither a host name nor an address")
+    return address
+
+
+def _a_node_id(_name: str, value: object) -> str:
+    if is_unknown(a_name("the node's id", value)):
+        raise ValueError("its name is reserved for nodes whose names are not known")
+    return str(value)
+
+
+def _read_lease(name: str, value: object) -> int:
+    text = a_name(name, value)
+    if not _LEASE.fullmatch(text) or int(text, 16) > _MAX_NUMBER:
+        raise ValueError(f"{name!r} is {text[:80]!r}, not a lease id")
+    return int(text, 16)
+
+
+def _write_lease(name: str, lease: int) -> str:
+    text = f"{lease:016x}"
+    _read_lease(name, text)
+    return text
+
+
+# --- types ----------------------------------------------------------------------------------------
+
 FLAG = _same(_flag)
 NUMBER = _same(_number)
+NAME = _same(a_name)
+TEXT = _same(a_text)
 
-
-# --- objects --------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class At:
-    """A field that has another name than its attribute, or whose default is written as well."""
-
-    kind: Kind[Any]
-    attribute: str | None = None
-    """Empty: it stands for the whole object; reading it gives arguments for that."""
-    always: bool = False
-
-
-class Shape(Generic[T]):
-    """How objects of one type are written: a kind for each field, by its name, in this order.
-
-    A field whose attribute has a default may be missing; the default is not written.
-    """
-
-    def __init__(
-        self,
-        make: Callable[..., T],
-        check: Callable[[T], object] = lambda _: None,
-        **entries: Kind[Any] | At,
-    ) -> None:
-        """``check`` raises ValueError for an impossible value that was read or is to be written."""
-        self._make = make
-        self._check = check
-        self._entries = [_entry(make, name, each) for name, each in entries.items()]
-
-    def read(self, name: str, raw: Any) -> T:
-        made = self._make(**self.arguments(name, raw))
-        self._check(made)
-        return made
-
-    def arguments(self, name: str, raw: Any) -> Object:
-        """Read the fields; return them by attribute."""
-        raw, found = _object(name, raw), Object()
-        for field, attribute, kind, default, _ in self._entries:
-            value = raw.get(field)
-            if value is None:
-                if default is MISSING:
-                    raise ValueError(f"field {field!r} is missing")
-            elif attribute:
-                found[attribute] = kind.read(field, value)
-            else:
-                found |= kind.read(field, value)
-        return found
-
-    def write(self, _name: str, value: T) -> Object:
-        self._check(value)
-        written: Object = {}
-        for field, attribute, kind, default, always in self._entries:
-            part = getattr(value, attribute) if attribute else value
-            if always or part != default:
-                written[field] = kind.write(field, part)
-        return written
-
-    @property
-    def kind(self) -> Kind[T]:
-        """Such an object as a field of another one."""
-        return Kind(self.read, self.write)
-
-
-def _entry(
-    make: Callable[..., object], name: str, at: Kind[Any] | At
-) -> tuple[str, str, Kind[Any], object, bool]:
-    if isinstance(at, Kind):
-        at = At(at)
-    attribute = name if at.attribute is None else at.attribute
-    default: object = MISSING
-    for of in fields(make) if is_dataclass(make) else ():
-        if of.name == attribute:
-            default = of.default if of.default_factory is MISSING else of.default_factory()
-    return name, attribute, at.kind, default, at.always
-
-
-def alone(field: str, kind: Kind[T]) -> Kind[T]:
-    """An object with this one field, whose value is all there is to it."""
-
-    def read(name: str, raw: Any) -> T:
-        value = _object(name, raw).get(field)
-        if value is None:
-            raise ValueError(f"field {field!r} is missing")
-        return kind.read(field, value)
-
-    return Kind(read, lambda _, value: {field: kind.write(field, value)})
-
-
-# --- values ---------------------------------------------------------------------------------------
-
-
-def encode(kind: Kind[T], value: T) -> bytes:
-    """Return the bytes. Raises :class:`~rdzv_etcd.errors.UnwritableValueError` for a value that
-    others could not read."""
-    try:
-        written = {"v": VERSION, **kind.write("value", value)}
-        return json.dumps(written, separators=(",", ":"), allow_nan=False).encode()
-    except (ValueError, OverflowError) as error:
-        raise UnwritableValueError(str(error)) from error
-
-
-def decode(key: bytes, value: bytes, read: Callable[[str, Any], T]) -> T:
-    """Read a value. Raises :class:`~rdzv_etcd.errors.StateCorruptError`."""
-    try:
-        raw = _JSON.decode(value.decode())
-        if not isinstance(raw, dict):
-            raise ValueError("not a JSON object")
-        version = whole().read("v", raw.get("v"))
-        if version != VERSION:
-            problem = f"it has format version {version}, and this library reads {VERSION}"
-            raise StateVersionError(key.decode(errors="replace"), problem)
-        return read("value", raw)
-    except (ValueError, OverflowError, RecursionError, SettingsError) as error:
-        problem = str(error) or type(error).__name__
-        raise StateCorruptError(key.decode(errors="replace"), problem) from error
-
-
-def decode_key(decode_value: Callable[[bytes, bytes], T], kv: KeyValue) -> T:
-    """Decode the value of a key. Raises StateCorruptError, which names its writer."""
-    try:
-        return decode_value(kv.key, kv.value)
-    except StateCorruptError as error:
-        raise type(error)(error.key, error.problem, _writer(kv)) from error.__cause__
-
-
-def _writer(kv: KeyValue) -> str:
-    """Describe the writer of a key, as far as etcd knows it."""
-    created = "" if kv.version == 1 else f" (the key exists since revision {kv.create_revision})"
-    if not kv.lease_id:
-        return f"written at revision {kv.mod_revision}{created} without a lease"
-    return (
-        f"written at revision {kv.mod_revision}{created} on lease {kv.lease_id:016x}; "
-        f"`etcdctl lease timetolive {kv.lease_id:x} --keys` shows what else its writer keeps there"
-    )
-
-
-def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    fields = dict(pairs)
-    if len(fields) != len(pairs):
-        raise ValueError("it has the same field twice")
-    return fields
-
-
-def _refuse(constant: str) -> float:
-    raise ValueError(f"it contains {constant}, which is not JSON")
-
-
-_JSON = json.JSONDecoder(object_pairs_hook=_once_each, parse_constant=_refuse)
+Name = Annotated[str, NAME]
+NodeId = Annotated[str, _same(_a_node_id)]
+"""The name of a node that is known."""
+Names = Annotated[tuple[str, ...], Kind(lambda name, value: tuple(_names(name, value)), _names)]
+Text = Annotated[str, TEXT]
+Texts = Annotated[Mapping[str, str], by_name(TEXT)]
+"""Texts by name."""
+Shown = Annotated[str, Kind(a_text, lambda name, value: a_text(name, shown(value)))]
+"""A text that is cut off where it gets too long to be shown."""
+Address = Annotated[str, _same(_an_address)]
+Port = Annotated[int, whole(1, _MAX_PORT)]
+PortOrNone = Annotated[int, whole(0, _MAX_PORT)]
+RoundNumber = Annotated[int, whole(0, 2 * MAX_ROUND)]
+"""Of a round that may be formed."""
+Claim = Annotated[int, clamped(MAX_EPOCH_CLAIM)]
+"""An epoch, or a clock; no node believes a higher one."""
+Epoch = Annotated[int, counted(MAX_EPOCH)]
+RoundTrip = Annotated[int, clamped(10_000)]
+"""Milliseconds. A node that is farther away than that has no time to answer."""
+Ttl = Annotated[int, whole(1, _MAX_TTL_S)]
+TtlOrNone = Annotated[int, whole(0, _MAX_TTL_S)]
+LeaseId = Annotated[int, Kind(_read_lease, _write_lease)]
+Data = Annotated[Mapping[str, object], data(MAX_DATA)]

@@ -1,5 +1,7 @@
 """The nouns of the protocol as frozen values; no behaviour beyond simple look-ups.
 
+What is written to etcd is annotated with types that have bounds.
+
 Words (one per idea, in code, keys, logs and docs): a *job* is one rendezvous id; a *node* one agent
 taking part; a *round* one formed world; a *member* belongs to the formed round and has a rank; a
 *waiter* has arrived for the next round; a *spare* is a waiter without a seat; the *leader* closes
@@ -10,10 +12,33 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Annotated
 from zlib import crc32
 
+from rdzv_etcd.protocol.fields import (
+    MAX_EPOCH,
+    Address,
+    Claim,
+    Data,
+    Epoch,
+    LeaseId,
+    Name,
+    Names,
+    NodeId,
+    Port,
+    PortOrNone,
+    RoundNumber,
+    RoundTrip,
+    Shown,
+    Text,
+    Texts,
+    Ttl,
+    TtlOrNone,
+    clamped,
+    whole,
+)
 from rdzv_etcd.settings import JobSettings
+from rdzv_etcd.settings.fields import MAX_NODES, MAX_ROUND
 from rdzv_etcd.text import shown
 from rdzv_etcd.world_change import LEASE_EXPIRED
 
@@ -22,34 +47,34 @@ from rdzv_etcd.world_change import LEASE_EXPIRED
 class NodeInfo:
     """A node's presence: one key per node, on the node's session."""
 
-    node_id: str
-    address: str
+    node_id: NodeId
+    address: Address
     """Where other nodes reach this one."""
-    port: int
+    port: Port
     """Its listening socket: the round's store if it becomes rank 0."""
-    arrived_for: int
+    arrived_for: RoundNumber
     """The round it has arrived for; re-arriving raises it."""
     settings: JobSettings
-    rank_key: str | None = None
-    leaving: str | None = None
+    rank_key: Text | None = None
+    leaving: Text | None = None
     """Set just before the session is revoked: why."""
-    epoch_seen: int = 0
+    epoch_seen: Claim = 0
     """The highest epoch this node knows of, so that epochs grow even if the record is lost."""
-    epoch_trained: int = 0
+    epoch_trained: Claim = 0
     """The epoch of the last world it was a member of: the node with the latest has the best claim
     to rank 0, whichever record etcd holds."""
-    clock_us: int = 0
+    clock_us: Claim = 0
     """Its wall clock when it arrived, if it was in no world before. Epochs begin at the lower
     median of these clocks, which are used for nothing else."""
-    data: Mapping[str, object] = field(default_factory=dict)
+    data: Data = field(default_factory=dict)
     """The other members can read it; opaque here."""
-    peer_port: int = 0
+    peer_port: PortOrNone = 0
     """The port on which its neighbor watches it; 0: it is not watched."""
-    round_trip_ms: int = 0
+    round_trip_ms: RoundTrip = 0
     """etcd's latency for this node: a node that is far from etcd needs longer to answer."""
-    because: str = ""
+    because: Shown = ""
     """Why it joined again, if the reason was its own: how its worker failed, for display."""
-    lease_ttl_s: int = 0
+    lease_ttl_s: TtlOrNone = 0
     """The TTL of its lease; 0: unknown."""
     finished: bool = False
     """Whether its work in its world is done: it stays until the others have finished, and joins no
@@ -61,15 +86,15 @@ class Accusation:
     """Written in place of the presence of a node that another node has found gone, on the accuser's
     session. A node that lives puts its presence back."""
 
-    by: str
+    by: Name
     """The accuser's node id."""
-    how: str
+    how: Text
     """The evidence, for display."""
     is_certain: bool
     """Whether the host reports that the process is gone; otherwise the node is silent."""
-    round_trip_ms: int = 0
+    round_trip_ms: RoundTrip = 0
     """etcd's latency for the accused, from its presence."""
-    after_ms: int | None = None
+    after_ms: Annotated[int, clamped(3_600_000)] | None = None
     """How long after the end of its link this was seen, if known."""
 
 
@@ -77,9 +102,9 @@ class Accusation:
 class Closure:
     """How a job ended."""
 
-    by: str
+    by: Name
     """Node id."""
-    reason: str
+    reason: Text
     succeeded: bool
     wall_s: float
     """The closing node's wall clock; for display, never compared."""
@@ -90,10 +115,10 @@ class Ended:
     """A run that is over: kept for much longer than the job counts as closed, for nodes that were
     cut off when it ended."""
 
-    origin: str
+    origin: Name
     """See :attr:`Round.origin`."""
     closure: Closure
-    epoch: int = 0
+    epoch: Claim = 0
     """The highest epoch that the closing node had seen."""
 
 
@@ -105,11 +130,11 @@ class Slices:
     the one slice that its id falls into.
     """
 
-    size: int
+    size: Annotated[int, whole(1, MAX_NODES)]
     """How many members the world has."""
-    count: int
+    count: Annotated[int, whole(1)]
     """How many slices there are."""
-    edition: str
+    edition: Name
     """Names this attempt to form the round: a failed one may have left other slices."""
 
     def index_of(self, node_id: str) -> int:
@@ -127,39 +152,40 @@ class Slice:
     """The ranks of the members in it, by node id."""
 
 
-class Ttls(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Ttls:
     """The shortest and the longest TTL of some leases, in seconds."""
 
-    shortest: int
-    longest: int
+    shortest: Ttl
+    longest: Ttl
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
     """The round record: the last formed round, or the closed job."""
 
-    number: int
-    run: str
+    number: Annotated[int, whole(1, MAX_ROUND)]
+    run: Name
     """One incarnation of the job; differs if the id is used again after everything was gone, and
     after a record was put back. Run and number together name a round uniquely."""
-    members: tuple[str, ...]
+    members: Names
     """Node ids; the index is the rank. Empty if they are named in ``slices``."""
     settings: JobSettings
-    master_address: str
-    master_port: int
-    job_lease: int
-    epoch_base: int = 0
+    master_address: Address
+    master_port: Port
+    job_lease: LeaseId
+    epoch_base: Epoch = 0
     """The epoch is this plus the revision at which the record was written."""
-    epoch_fixed: int | None = None
+    epoch_fixed: Epoch | None = None
     """The epoch, if the record was put back after a loss of data."""
-    expelled: tuple[str, ...] = ()
+    expelled: Names = ()
     """Live nodes that did not return in time and may still work in an older round."""
-    closure: Closure | None = None
-    slices: Slices | None = None
-    heirs: tuple[str, ...] = ()
+    heirs: Names = ()
     """Live members of an earlier round that were expelled, if none of its members is in this one.
     The first of them that returns gets rank 0, because the present members began again."""
-    began_as: str | None = None
+    slices: Slices | None = None
+    closure: Closure | None = None
+    began_as: Name | None = None
     """The run's first name, if it has another one since a record was put back."""
     lease_ttls_s: Ttls | None = None
     """Those of the members' leases, if known."""
@@ -186,16 +212,16 @@ class Round:
 class Change:
     """Why a formed round is over."""
 
-    run: str
-    round: int
-    waiters: tuple[str, ...] = ()
+    run: Name
+    round: RoundNumber
+    waiters: Names = ()
     """Nodes that wait for the next round: members that returned, and newcomers."""
-    lost: Mapping[str, str] = field(default_factory=dict)
+    lost: Texts = field(default_factory=dict)
     """Lost members and why."""
-    unnamed: int = 0
+    unnamed: Annotated[int, whole(0, 2 * MAX_NODES)] = 0
     """How many more waiters and lost members there are: every member reads this value, so it names
     only a few."""
-    because: Mapping[str, str] = field(default_factory=dict)
+    because: Texts = field(default_factory=dict)
     """Why members among the waiters returned, if they gave a reason."""
 
     @property
@@ -213,7 +239,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Leader:
-    node_id: str
+    node_id: Name
     settings: JobSettings
     """Before the first round, arriving nodes must have the same."""
 
@@ -222,10 +248,10 @@ class Leader:
 class Drain:
     """A request that a node leave at the next point where this costs its world no work."""
 
-    by: str
+    by: Name
     """The node's own id, or the name that the operator gave."""
-    reason: str
-    epoch: int = 0
+    reason: Text
+    epoch: Annotated[int, whole(0, 2 * MAX_EPOCH)] = 0
     """The epoch of the world whose members may stop for it; 0: the node has not seen the request,
     or is in no world."""
 
@@ -234,11 +260,11 @@ class Drain:
 class Refused:
     """A node that could not join."""
 
-    node_id: str
+    node_id: Name
     settings: JobSettings
     wall_s: float
     """When, by its wall clock; for display, never compared."""
-    how: str = ""
+    how: Text = ""
     """How its gate failed; empty: its settings are not the job's."""
 
     @property

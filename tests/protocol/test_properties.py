@@ -39,7 +39,15 @@ def scenes(draw: st.DrawFn) -> tuple[Control, Nodes, JobSettings]:
         expelled = tuple(node for node in ids[size:] if draw(st.booleans()))
         closure = Closure("n0", "done", True, 0.0) if draw(st.integers(0, 5)) == 0 else None
         record = Round(
-            number, "run", tuple(ids[:size]), settings, "h", 1, 7, 0, None, expelled, closure
+            number,
+            "run",
+            tuple(ids[:size]),
+            settings,
+            "h",
+            1,
+            7,
+            expelled=expelled,
+            closure=closure,
         )
     present = {}
     for index, node_id in enumerate(ids):
