@@ -6,15 +6,15 @@ Every process is started afresh and imports for itself, as torchrun and its work
 from __future__ import annotations
 
 import argparse
+import functools
 import uuid
 from typing import Any
 
 from benchmarks import options, results
-from benchmarks.agent_probe import NONE, MakeAgentProbe, MakeWorkerProbe
+from benchmarks.agent_probe import NONE, AgentProbe, WorkerProbe
 from benchmarks.environment import describe
 from benchmarks.etcd_server import BenchmarkEtcd, choose_binary, no_v2, running_etcd, speaks_v2
 from benchmarks.fleet import Fleet, FleetError
-from benchmarks.plots import plot_agent
 from benchmarks.recording import recording
 from tests.support.processes import free_port
 
@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     binary = choose_binary(args.etcd)
     environment = describe(etcd_version=binary.version, data=args.data, fsync=args.fsync)
     steps = args.repeat * (len(args.backends) + 2)
-    with recording(args, NAME, environment, steps, show=print_summary, plot=plot_agent) as record:
+    with recording(args, NAME, environment, steps, show=print_summary) as record:
         for _ in range(args.repeat):
             for backend in args.backends:
                 v2 = backend in V2_BACKENDS
@@ -62,9 +62,9 @@ def _measure(backend: str, server: BenchmarkEtcd, args: argparse.Namespace) -> d
     """Form one round of real handlers, let it idle, and ask every process what it cost."""
     endpoint = f"127.0.0.1:{free_port()}" if backend == "c10d" else server.target
     job = f"job-{uuid.uuid4().hex[:8]}"
-    make = MakeAgentProbe(backend, endpoint, job, args.nodes, args.poll, args.idle)
+    how = (backend, endpoint, job, args.nodes, args.poll, args.idle)
     try:
-        with Fleet(make, args.nodes, start="spawn") as fleet:
+        with Fleet(functools.partial(AgentProbe, *how), args.nodes, start="spawn") as fleet:
             fleet.prepare(_SLACK_S)
             fleet.run(_SLACK_S)
             before = server.counters()
@@ -82,7 +82,7 @@ def _measure(backend: str, server: BenchmarkEtcd, args: argparse.Namespace) -> d
 
 
 def _measure_worker(with_plugin: bool) -> dict[str, Any]:
-    with Fleet(MakeWorkerProbe(with_plugin), 1, start="spawn") as fleet:
+    with Fleet(functools.partial(WorkerProbe, with_plugin), 1, start="spawn") as fleet:
         fleet.prepare(_SLACK_S)
         (seen,) = fleet.run(_SLACK_S)
     return {"what": "worker", "with_plugin": with_plugin, **seen.said}

@@ -52,9 +52,9 @@ class AgentProbe:
     endpoint: str
     job: str
     nodes: int
-    index: int
     poll_s: float
     idle_s: float
+    index: int
     handler: Any = None
 
     def prepare(self) -> None:
@@ -107,28 +107,12 @@ class AgentProbe:
             self.handler.shutdown()
 
 
-@dataclass(frozen=True)
-class MakeAgentProbe:
-    """Makes node ``i``; picklable."""
-
-    backend: str
-    endpoint: str
-    job: str
-    nodes: int
-    poll_s: float
-    idle_s: float
-
-    def __call__(self, index: int) -> AgentProbe:
-        return AgentProbe(
-            self.backend, self.endpoint, self.job, self.nodes, index, self.poll_s, self.idle_s
-        )
-
-
 @dataclass
 class WorkerProbe:
     """A worker: it imports torch.distributed and torch's rendezvous, which loads entry points."""
 
     with_plugin: bool
+    index: int
 
     def prepare(self) -> None:
         if not self.with_plugin:
@@ -141,16 +125,6 @@ class WorkerProbe:
 
     def finish(self) -> None:
         """There is nothing to tidy up."""
-
-
-@dataclass(frozen=True)
-class MakeWorkerProbe:
-    """Makes a worker; picklable."""
-
-    with_plugin: bool
-
-    def __call__(self, index: int) -> WorkerProbe:  # noqa: ARG002 - all are alike
-        return WorkerProbe(self.with_plugin)
 
 
 def _hide_plugins() -> None:

@@ -16,7 +16,6 @@ from __future__ import annotations
 import json
 import queue
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -97,15 +96,3 @@ class BareNode:
         if not next(responses).created:
             raise RuntimeError("etcd confirmed no watch")
         return responses
-
-
-@dataclass(frozen=True)
-class MakeBareNode:
-    """Makes node ``i``; picklable."""
-
-    target: str
-    job: str
-    nodes: int
-
-    def __call__(self, index: int) -> BareNode:
-        return BareNode(self.target, self.job, self.nodes, index)

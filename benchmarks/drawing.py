@@ -87,7 +87,7 @@ def look(name: str, position: int = 0) -> Look:
     return LOOKS.get(name, _OTHERS[position % len(_OTHERS)])
 
 
-def new_figure(finding: str, about: str, height: float, rows: Any = 1) -> tuple[Figure, list[Axes]]:
+def new_figure(title: str, about: str, height: float, rows: Any = 1) -> tuple[Figure, list[Axes]]:
     """Make a figure with its title; ``about`` says what is shown, above the first of its axes.
 
     ``rows``: the heights of its axes, one above the other.
@@ -96,7 +96,6 @@ def new_figure(finding: str, about: str, height: float, rows: Any = 1) -> tuple[
     figure = Figure(figsize=(WIDTH, height), layout=layout)
     FigureCanvasAgg(figure)
     figure.patch.set(edgecolor=LINE, linewidth=1.5)
-    title = textwrap.fill(finding, 88, break_on_hyphens=False)
     figure.suptitle(title, x=0.015, ha="left", size=11, weight="bold", linespacing=1.25)
     heights = rows if isinstance(rows, Sequence) else [1] * rows
     grid = figure.subplots(len(heights), 1, squeeze=False, height_ratios=list(heights))

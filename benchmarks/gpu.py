@@ -20,7 +20,6 @@ from benchmarks import options, results
 from benchmarks.environment import describe
 from benchmarks.etcd_server import BenchmarkEtcd, choose_binary, no_v2, running_etcd, speaks_v2
 from benchmarks.jobs import OWN_STORE, JobError, JobOptions, TracedAgent, TracedJob, phases
-from benchmarks.plots import plot_gpu
 from benchmarks.recording import recording
 from tests.support.processes import free_port
 
@@ -63,7 +62,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     ]
     with (
         running_etcd(binary, args.data, fsync=args.fsync, v2=v2) as server,
-        recording(args, NAME, environment, len(parts), show=print_summary, plot=plot_gpu) as record,
+        recording(args, NAME, environment, len(parts), show=print_summary) as record,
     ):
         for nodes, workers, backend in parts:
             sample: dict[str, Any] = {"backend": backend, "nodes": nodes, "workers": workers}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import statistics as plain_statistics
 import uuid
 from collections.abc import Sequence
@@ -10,8 +11,8 @@ from typing import Any
 
 import psutil
 
-from benchmarks import findings, options, results
-from benchmarks.bare import MakeBareNode
+from benchmarks import options, results
+from benchmarks.bare import BareNode
 from benchmarks.environment import describe
 from benchmarks.etcd_server import (
     BenchmarkEtcd,
@@ -22,8 +23,7 @@ from benchmarks.etcd_server import (
     speaks_v2,
 )
 from benchmarks.fleet import Fleet, FleetError, Make, Run
-from benchmarks.participants import BACKENDS, V2_BACKENDS, MakeHandlerNode
-from benchmarks.plots import plot_latency
+from benchmarks.participants import BACKENDS, V2_BACKENDS, HandlerNode
 from benchmarks.recording import recording
 from tests.support.processes import free_port
 
@@ -72,9 +72,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     environment = describe(etcd_version=binary.version, data=args.data, fsync=args.fsync)
     with (
         running_etcd(binary, args.data, fsync=args.fsync, v2=v2) as server,
-        recording(
-            args, NAME, environment, len(rounds), show=print_summary, plot=plot_latency
-        ) as record,
+        recording(args, NAME, environment, len(rounds), show=print_summary) as record,
     ):
         for nodes, repeat, backend in rounds:
             sample: dict[str, Any] = {"backend": backend, "nodes": nodes, "repeat": repeat}
@@ -113,9 +111,9 @@ def measure(
 def _participants(backend: str, nodes: int, server: BenchmarkEtcd) -> Make:
     job = f"job-{uuid.uuid4().hex[:8]}"
     if backend == BARE:
-        return MakeBareNode(server.target, job, nodes)
+        return functools.partial(BareNode, server.target, job, nodes)
     endpoint = f"127.0.0.1:{free_port()}" if backend == "c10d" else server.target
-    return MakeHandlerNode(backend, endpoint, job, nodes)
+    return functools.partial(HandlerNode, backend, endpoint, job, nodes)
 
 
 def times(runs: Sequence[Run]) -> dict[str, Any]:
@@ -152,7 +150,7 @@ def _loopback_bytes() -> int:
 def summarize(document: dict[str, Any]) -> dict[tuple[str, int], dict[str, Any]]:
     """Return per backend and size the statistics of the rounds and the median costs per node."""
     summary = {}
-    for (backend, nodes), samples in findings.grouped(
+    for (backend, nodes), samples in results.grouped(
         document["results"], "backend", "nodes"
     ).items():
         good = [sample for sample in samples if "failed" not in sample]

@@ -72,16 +72,3 @@ def _count_c10d_calls() -> dict[str, int]:
     C10dRendezvousBackend.get_state = counted_get  # type: ignore[method-assign]
     C10dRendezvousBackend.set_state = counted_set  # type: ignore[method-assign, assignment]
     return calls
-
-
-@dataclass(frozen=True)
-class MakeHandlerNode:
-    """Makes node ``i``; picklable."""
-
-    backend: str
-    endpoint: str
-    job: str
-    nodes: int
-
-    def __call__(self, index: int) -> HandlerNode:
-        return HandlerNode(self.backend, self.endpoint, self.job, self.nodes, index)

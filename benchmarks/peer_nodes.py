@@ -124,19 +124,6 @@ class FtLauncherNode(_HandlerNode):
         return launcher.rdzv_registry.get_rendezvous_handler(parameters)
 
 
-@dataclass(frozen=True)
-class MakePeerNode:
-    """Makes node ``i``; picklable."""
-
-    system: str
-    endpoint: str
-    job: str
-    nodes: int
-
-    def __call__(self, index: int) -> Participant:
-        return NODES[self.system](self.endpoint, self.job, self.nodes, index)
-
-
 NODES: dict[str, Callable[[str, str, int, int], Participant]] = {
     "torchft": QuorumNode,
     "lm-resiliency": LmResiliencyNode,

@@ -9,6 +9,7 @@ a round is on disk, on etcd, before anybody goes on.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import subprocess
 import sys
@@ -19,12 +20,11 @@ import venv
 from pathlib import Path
 from typing import Any
 
-from benchmarks import findings, latency, options, results
+from benchmarks import latency, options, results
 from benchmarks.environment import describe
 from benchmarks.etcd_server import choose_binary, running_etcd
 from benchmarks.fleet import Fleet, FleetError
-from benchmarks.peer_nodes import MakePeerNode
-from benchmarks.plots import plot_peers
+from benchmarks.peer_nodes import NODES
 from benchmarks.recording import recording
 from tests.support.processes import free_port
 
@@ -78,12 +78,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         with (
             running_etcd(binary, args.data, fsync=args.fsync) as server,
             recording(
-                args,
-                NAME,
-                {**environment, "peers": versions},
-                len(rounds),
-                show=print_summary,
-                plot=plot_peers,
+                args, NAME, {**environment, "peers": versions}, len(rounds), show=print_summary
             ) as record,
         ):
             for nodes, repeat, system in rounds:
@@ -157,7 +152,8 @@ class Other:
 
 def one_round(system: str, nodes: int, limit_s: float) -> dict[str, Any]:
     """Form one round in this environment; return its raw sample."""
-    make = MakePeerNode(system, f"127.0.0.1:{free_port()}", f"job-{uuid.uuid4().hex[:8]}", nodes)
+    where = (f"127.0.0.1:{free_port()}", f"job-{uuid.uuid4().hex[:8]}")
+    make = functools.partial(NODES[system], *where, nodes)
     try:
         with Fleet(make, nodes) as fleet:
             fleet.prepare(limit_s)
@@ -171,7 +167,7 @@ def one_round(system: str, nodes: int, limit_s: float) -> dict[str, Any]:
 def summarize(document: dict[str, Any]) -> dict[tuple[str, int], dict[str, Any]]:
     """Return per system and size the statistics of its rounds."""
     summary = {}
-    for key, samples in findings.grouped(document["results"], "backend", "nodes").items():
+    for key, samples in results.grouped(document["results"], "backend", "nodes").items():
         good = [sample["seconds"] for sample in samples if "failed" not in sample]
         row: dict[str, Any] = {"failed": len(samples) - len(good)}
         if good:

@@ -33,7 +33,6 @@ class Plan:
     """That hold the simulated nodes."""
     connections: int
     """Of each of these processes."""
-    watches_per_stream: int
     lease_ttl_s: int
     slice_nodes: int
 

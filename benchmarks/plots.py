@@ -1,7 +1,7 @@
 """Pictures of result files. Knows the results' layout; measures nothing.
 
-``draw_…`` makes a figure of a result file's document, ``plot_…`` writes it. How they look is in
-:mod:`benchmarks.drawing`, what their titles say in :mod:`benchmarks.findings`.
+``draw_…`` makes a figure of a result file's document. How they look is in
+:mod:`benchmarks.drawing`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -19,7 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from benchmarks import findings, results
+from benchmarks import results
 from benchmarks.drawing import (
     GREY,
     KEY_COLUMNS,
@@ -30,33 +29,44 @@ from benchmarks.drawing import (
     label_ends,
     look,
     new_figure,
-    save,
     seconds_axis,
 )
 from benchmarks.timeline import FORMING, UNSPLIT, WAIT, middle_run, timeline
 
 Document = Mapping[str, Any]
+OURS, IN_PROCESS, BARE = "etcd3", "etcd3 in process", "bare"
+"""Names in result files."""
+TITLES = {
+    "latency": "Time to form a world, by number of nodes",
+    "peers": "Time for the nodes of different systems to meet",
+    "recovery": "Time from a fault to the next training step",
+    "scale": "Time for many simulated nodes to form a world",
+    "store": "Time of torch's rank exchange and exit barrier on each store",
+    "agent": "Memory that a backend adds to torchrun's agent",
+    "gpu": "Time from the launch, and from a kill, to the first allreduce",
+}
+"""By benchmark; also what a document says for a picture that is not shown."""
 
 
 def draw_latency(document: Document) -> Figure:
     """Rounds over the number of nodes, a line per backend, a dot per round; both axes log."""
-    return _draw_rounds(document, findings.latency(document))
+    return _draw_rounds(document, TITLES["latency"])
 
 
 def draw_peers(document: Document) -> Figure:
     """The same, a line per system."""
-    return _draw_rounds(document, findings.peers(document))
+    return _draw_rounds(document, TITLES["peers"])
 
 
-def _draw_rounds(document: Document, finding: str) -> Figure:
+def _draw_rounds(document: Document, title: str) -> Figure:
     figure, (axes,) = new_figure(
-        finding,
+        title,
         "From the last node's arrival until all have their ranks; nodes are processes of one "
         "machine. Lines: medians, dots: rounds; both scales are logarithmic.",
         4.6,
     )
     samples = [s for s in document["results"] if "failed" not in s]
-    medians = findings.medians(samples, "seconds", "backend", "nodes")
+    medians = results.medians(samples, "seconds", "backend", "nodes")
     ends = []
     for place, backend in enumerate(dict.fromkeys(s["backend"] for s in samples)):
         seen = look(backend, place)
@@ -65,7 +75,7 @@ def _draw_rounds(document: Document, finding: str) -> Figure:
         nodes, seconds = zip(*rounds, strict=True)
         axes.scatter(nodes, seconds, 7, color=seen.color, alpha=0.45, linewidths=0)
         _line(axes, sizes, seen)
-        name = "bare calls to etcd" if backend == findings.BARE else backend
+        name = "bare calls to etcd" if backend == BARE else backend
         ends.append(_end(name, sizes, seen))
     axes.set_yscale("log")
     seconds_axis(axes.yaxis)
@@ -78,22 +88,22 @@ def _draw_rounds(document: Document, finding: str) -> Figure:
 def draw_scale(document: Document) -> Figure:
     """Time over the number of nodes, a line per phase; both axes log."""
     figure, (axes,) = new_figure(
-        findings.scale(document),
+        TITLES["scale"],
         "From the last arrival, or the end of the lost nodes' leases, until the last node has "
         "its rank. Simulated nodes on one machine; both scales are logarithmic.",
         4.6,
     )
     samples = [s for s in document["results"] if "seconds" in s]
-    medians = findings.medians(samples, "seconds", "kind", "phase", "nodes")
+    medians = results.medians(samples, "seconds", "kind", "phase", "nodes")
     looks = {
-        findings.FIRST_ROUND: look("etcd3"),
+        "first round": look("etcd3"),
         "one lost": Look("#0072b2", "s", "--"),
         "leader lost": Look("#009e73", "^", "-."),
         "10 % lost": Look("#d98200", "D", ":"),
     }
     ends = []
     for kind, phase in dict.fromkeys((s["kind"], s["phase"]) for s in samples):
-        bare = kind == findings.BARE
+        bare = kind == BARE
         seen = look("bare") if bare else looks.get(phase, look(phase))
         sizes = {n: s for (k, p, n), s in sorted(medians.items()) if (k, p) == (kind, phase)}
         _line(axes, sizes, seen)
@@ -116,11 +126,11 @@ def draw_store(document: Document) -> Figure:
     samples = [s for s in document["results"] if "agents" in s]
     shown = [what for what in about if any(s["operation"] == what for s in samples)]
     if not shown:
-        return new_figure(findings.store(document), "Nothing was measured.", 1.5)[0]
+        return new_figure(TITLES["store"], "Nothing was measured.", 1.5)[0]
     figure, panels = new_figure(
-        findings.store(document), about[shown[0]], 0.8 + 2.9 * len(shown), len(shown)
+        TITLES["store"], about[shown[0]], 0.8 + 2.9 * len(shown), len(shown)
     )
-    medians = findings.medians(samples, "seconds", "operation", "store", "agents")
+    medians = results.medians(samples, "seconds", "operation", "store", "agents")
     counts = sorted({sample["agents"] for sample in samples})
     for axes, what in zip(panels, shown, strict=True):
         head(axes, about[what])
@@ -130,7 +140,7 @@ def draw_store(document: Document) -> Figure:
             sizes = {n: s for (w, k, n), s in sorted(medians.items()) if (w, k) == (what, store)}
             if sizes:
                 _line(axes, sizes, seen)
-                ends.append(_end(findings.STORES.get(store, store), sizes, seen))
+                ends.append(_end(_STORES.get(store, store), sizes, seen))
         axes.set_yscale("log")
         seconds_axis(axes.yaxis)
         counts_axis(axes, counts)
@@ -138,6 +148,14 @@ def draw_store(document: Document) -> Figure:
         label_ends(figure, axes, ends)
     panels[-1].set_xlabel("agents")
     return figure
+
+
+_STORES = {
+    "EtcdStore": "our EtcdStore",
+    "torch EtcdStore": "torch's EtcdStore",
+    "TCPStore": "TCPStore (in memory)",
+}
+"""What people call the stores."""
 
 
 def _line(axes: Axes, sizes: Mapping[int, float], seen: Look) -> None:
@@ -171,12 +189,12 @@ _STAGES = {
 def draw_agent(document: Document) -> Figure:
     """Memory beyond torchrun's imports, a group of bars for each stage of an agent's life."""
     figure, (axes,) = new_figure(
-        findings.agent(document),
+        TITLES["agent"],
         "MB of resident memory beyond torchrun's own imports, after each stage of an agent's life.",
         3.4,
     )
-    memory = findings.memory(document)
-    memory.pop(findings.NO_BACKEND, None)  # that is where the bars begin
+    memory = _memory(document)
+    memory.pop("none", None)  # that is where the bars begin
     stages = [stage for stage in _STAGES if any(stage in added for added in memory.values())]
     width = 0.84 / max(1, len(memory))
     for place, (backend, added) in enumerate(memory.items()):
@@ -200,6 +218,22 @@ def draw_agent(document: Document) -> Figure:
     axes.set_ylabel("MB")
     axes.grid(visible=False)  # the bars have their figures
     return figure
+
+
+def _memory(document: Document) -> dict[str, dict[str, float]]:
+    """Return how many MB the agents have at each stage beyond torchrun's imports, per backend."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for sample in document["results"]:
+        for process in sample.get("processes", []):
+            for stage, seen in process.items():
+                if stage != "before" and isinstance(seen, dict) and "rss_mb" in seen:
+                    stages = found.setdefault(sample["backend"], {})
+                    added = seen["rss_mb"] - process["before"]["rss_mb"]
+                    stages.setdefault(stage, []).append(added)
+    return {
+        backend: {stage: results.statistics(mb)["median"] for stage, mb in stages.items()}
+        for backend, stages in found.items()
+    }
 
 
 def _filled(seen: Look) -> dict[str, Any]:
@@ -264,11 +298,11 @@ def draw_recovery(document: Document) -> Figure:
     limit_s = document["settings"].get("limit")
     bars = {
         (case, backend): _recovery_bar(case, backend, samples, limit_s)
-        for (case, backend), samples in findings.grouped(
+        for (case, backend), samples in results.grouped(
             document["results"], "case", "backend"
         ).items()
     }
-    ours = [key for key in bars if key[1] in (findings.OURS, findings.IN_PROCESS)]
+    ours = [key for key in bars if key[1] in (OURS, IN_PROCESS)]
     with_others = {case for case, backend in bars if (case, backend) not in ours}
     panels = [
         _Panel(
@@ -279,7 +313,7 @@ def draw_recovery(document: Document) -> Figure:
         ),
         _Panel("etcd3 alone, on a scale of its own.", [bars[key] for key in ours], _PARTS),
     ]
-    return _timelines(findings.recovery(document), panels)
+    return _timelines(TITLES["recovery"], panels)
 
 
 def _recovery_bar(
@@ -303,10 +337,10 @@ def _recovery_bar(
 def draw_gpu(document: Document) -> Figure:
     """Timelines from the launch, and from a kill, to the first allreduce, grouped by size."""
     launches, kills = [], []
-    for (nodes, workers, backend), samples in findings.grouped(
+    for (nodes, workers, backend), samples in results.grouped(
         document["results"], "nodes", "workers", "backend"
     ).items():
-        size = findings.sized(nodes, workers)
+        size = f"nodes × workers: {nodes} × {workers}"
         launched = [
             {**s["launch"], "total": s["launch"]["first_allreduce"]}
             for s in samples
@@ -336,15 +370,15 @@ def draw_gpu(document: Document) -> Figure:
             _PARTS,
         ),
     ]
-    return _timelines(findings.gpu(document), panels)
+    return _timelines(TITLES["gpu"], panels)
 
 
-def _timelines(finding: str, panels: Sequence[_Panel]) -> Figure:
+def _timelines(title: str, panels: Sequence[_Panel]) -> Figure:
     """Draw panels one above the other, and before each what its colours mean, unless they mean the
     same as in the one before."""
     panels = [panel for panel in panels if panel.bars]
     if not panels:
-        return new_figure(finding, "Nothing was measured.", 1.5)[0]
+        return new_figure(title, "Nothing was measured.", 1.5)[0]
     drawn: list[tuple[float, Callable[[Axes], None]]] = []
     for place, panel in enumerate(panels):
         if place == 0 or panels[place - 1].parts is not panel.parts:
@@ -353,7 +387,7 @@ def _timelines(finding: str, panels: Sequence[_Panel]) -> Figure:
             ((_rows(panel.bars)[-1][0] + 1.2) * _ROW, functools.partial(_draw_panel, panel))
         )
     heights = [height for height, _ in drawn]
-    figure, axes = new_figure(finding, "", sum(heights) + 0.5 + 0.6 * len(panels), heights)
+    figure, axes = new_figure(title, "", sum(heights) + 0.5 + 0.6 * len(panels), heights)
     for one, (_, draw) in zip(axes, drawn, strict=True):
         draw(one)
     axes[-1].set_xlabel("s")
@@ -399,7 +433,7 @@ def _draw_panel(panel: _Panel, axes: Axes) -> None:
     names = {place: row.name for place, row in rows if isinstance(row, _Bar)}
     axes.set_yticks(list(names), list(names.values()), size=8)
     for label, name in zip(axes.get_yticklabels(), names.values(), strict=True):
-        label.set_fontweight("bold" if name.startswith(findings.OURS) else "normal")
+        label.set_fontweight("bold" if name.startswith(OURS) else "normal")
     for place, row in rows:
         if isinstance(row, str):
             axes.annotate(row, (0, place), (2, 0), textcoords="offset points", **_GROUP_TEXT)
@@ -418,32 +452,13 @@ _BAR_TEXT: dict[str, Any] = {"va": "center_baseline", "size": 8, "annotation_cli
 _GROUP_TEXT: dict[str, Any] = {**_BAR_TEXT, "size": 8.5, "color": GREY, "style": "italic"}
 
 
-# --- files ----------------------------------------------------------------------------------------
-
-
-def plot_latency(document: Document, path: Path) -> None:
-    save(draw_latency(document), path)
-
-
-def plot_peers(document: Document, path: Path) -> None:
-    save(draw_peers(document), path)
-
-
-def plot_agent(document: Document, path: Path) -> None:
-    save(draw_agent(document), path)
-
-
-def plot_store(document: Document, path: Path) -> None:
-    save(draw_store(document), path)
-
-
-def plot_recovery(document: Document, path: Path) -> None:
-    save(draw_recovery(document), path)
-
-
-def plot_gpu(document: Document, path: Path) -> None:
-    save(draw_gpu(document), path)
-
-
-def plot_scale(document: Document, path: Path) -> None:
-    save(draw_scale(document), path)
+DRAW: dict[str, Callable[[Document], Figure]] = {
+    "latency": draw_latency,
+    "peers": draw_peers,
+    "recovery": draw_recovery,
+    "scale": draw_scale,
+    "store": draw_store,
+    "agent": draw_agent,
+    "gpu": draw_gpu,
+}
+"""By benchmark."""

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks import options, results
+from benchmarks.drawing import save
+from benchmarks.plots import DRAW
 from benchmarks.progress import progress
 
 Document = dict[str, Any]
@@ -40,7 +42,6 @@ def recording(
     parts: int,
     *,
     show: Callable[[Document], None],
-    plot: Callable[..., None],
 ) -> Iterator[Recording]:
     """Show how many of ``parts`` are done; at the end write, show and plot what was recorded.
 
@@ -62,4 +63,4 @@ def recording(
                 )
                 show(record.document)
     if args.plot is not None:
-        plot(record.document, args.plot)
+        save(DRAW[benchmark](record.document), args.plot)

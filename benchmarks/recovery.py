@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import rdzv_etcd
-from benchmarks import findings, options, results
+from benchmarks import options, results
 from benchmarks.environment import describe
 from benchmarks.etcd_server import BenchmarkEtcd, choose_binary, no_v2, running_etcd, speaks_v2
 from benchmarks.jobs import (
@@ -33,7 +33,6 @@ from benchmarks.jobs import (
     TracedJob,
     phases,
 )
-from benchmarks.plots import plot_recovery
 from benchmarks.recording import recording
 from benchmarks.timeline import NOBODY_LOST
 from rdzv_etcd import JobEvents
@@ -94,9 +93,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     ]
     with (
         running_etcd(binary, args.data, fsync=args.fsync, v2=v2) as server,
-        recording(
-            args, NAME, environment, len(parts), show=print_summary, plot=plot_recovery
-        ) as record,
+        recording(args, NAME, environment, len(parts), show=print_summary) as record,
     ):
         for case, backend in parts:
             sample: dict[str, Any] = {"case": case, "backend": backend}
@@ -260,7 +257,7 @@ def _leader(job: TracedJob, agents: list[TracedAgent], server: BenchmarkEtcd) ->
 def summarize(document: dict[str, Any]) -> dict[tuple[str, str], dict[str, Any]]:
     """Return per case and backend the median of each phase, and why it failed if it did."""
     summary = {}
-    for key, samples in findings.grouped(document["results"], "case", "backend").items():
+    for key, samples in results.grouped(document["results"], "case", "backend").items():
         good = [sample for sample in samples if "failed" not in sample]
         row: dict[str, Any] = {
             "runs": len(samples),

@@ -15,9 +15,7 @@ from typing import Any
 
 from benchmarks import (
     agent,
-    false_alarms,
     figures,
-    findings,
     gpu,
     latency,
     peers,
@@ -27,16 +25,15 @@ from benchmarks import (
     scale,
     store,
 )
+from benchmarks.drawing import save
 from benchmarks.jobs import IN_PROCESS, OWN_STORE
 
 NAME = "report"
 BEGIN, END = "<!-- benchmarks:begin -->", "<!-- benchmarks:end -->"
 ROOT = Path(__file__).parents[1]
 Rows = list[list[str]]
-Picture = tuple[Callable[..., None], Callable[[dict[str, Any]], str]]
-"""What draws it, and its title."""
-Section = tuple[str, Callable[[dict[str, Any]], str], Picture | None]
-"""The benchmark, what makes the text of its result file, and the picture below that."""
+Section = tuple[str, Callable[[dict[str, Any]], str]]
+"""The benchmark, and what makes the text of its result file."""
 
 LATENCY_ORDER = ("etcd3", "bare", "c10d", "etcd-v2", "etcd")
 TIMED = [phase for phase in scale.PHASES if phase not in (scale.SETUP, scale.IDLE)]
@@ -92,21 +89,20 @@ def render(
 ) -> str:
     """Return a document's part for the files in ``folder``; draw its plots there."""
     parts = []
-    for name, table, picture in sections:
+    for name, text in sections:
         file = folder / f"{name}.json"
         if not file.exists():
             parts.append(_missing(name))
             continue
         document = results.read(file)
         shown = ""
-        if picture is not None:
-            plot, finding = picture
+        if text not in WITHOUT_PICTURE:
             image = file.with_suffix(".svg")
             if draw:
-                plot(document, image)
+                save(plots.DRAW[name](document), image)
             place = Path(os.path.relpath(image, document_folder)).as_posix()
-            shown = f"![{finding(document)}]({place})\n\n"
-        parts.append(f"{table(document)}\n{shown}{_origin(document)}")
+            shown = f"![{plots.TITLES[name]}]({place})\n\n"
+        parts.append(f"{text(document)}\n{shown}{_origin(document)}")
     return "\n".join(parts)
 
 
@@ -236,27 +232,6 @@ def _recovery(document: dict[str, Any]) -> str:
     )
 
 
-def _false_alarms(document: dict[str, Any]) -> str:
-    rows = [
-        [
-            false_alarms.ROWS[sample["row"]].text,
-            str(sample["disturbances"]),
-            str(sample["restarts"]),
-            str(sample["accusations"]),
-            results.seconds(sample["longest_step_s"]),
-        ]
-        for sample in document["results"]
-    ]
-    settings = document["settings"]
-    header = ["nobody is lost, but …", "times", "workers stopped", "wrong accusations"]
-    header.append("longest step")
-    return (
-        f"**False alarms**: {settings['agents']} `torchrun` agents, each on a host of its own (a "
-        f"network namespace), train for {settings['seconds']:,} s per row. What counts is that no "
-        f"worker is stopped; a wrong accusation is answered.\n\n{table(header, rows)}"
-    )
-
-
 def _recovered(row: dict[str, Any] | None) -> str:
     if row is None:
         return "–"
@@ -370,18 +345,19 @@ def _gpu(document: dict[str, Any]) -> str:
 
 
 TIMES: tuple[Section, ...] = (
-    (recovery.NAME, _recovery, (plots.plot_recovery, findings.recovery)),
-    (latency.NAME, _latency, (plots.plot_latency, findings.latency)),
-    (peers.NAME, _peers, (plots.plot_peers, findings.peers)),
-    (scale.NAME, _scale, (plots.plot_scale, findings.scale)),
+    (recovery.NAME, _recovery),
+    (latency.NAME, _latency),
+    (peers.NAME, _peers),
+    (scale.NAME, _scale),
 )
 """What docs/comparison.md shows."""
 COSTS: tuple[Section, ...] = (
-    (latency.NAME, _latency_costs, None),
-    (scale.NAME, _scale_costs, None),
-    (store.NAME, _store, (plots.plot_store, findings.store)),
-    (agent.NAME, _agent, (plots.plot_agent, findings.agent)),
-    (false_alarms.NAME, _false_alarms, None),
-    (gpu.NAME, _gpu, (plots.plot_gpu, findings.gpu)),
+    (latency.NAME, _latency_costs),
+    (scale.NAME, _scale_costs),
+    (store.NAME, _store),
+    (agent.NAME, _agent),
+    (gpu.NAME, _gpu),
 )
 """What benchmarks/NOTES.md shows."""
+WITHOUT_PICTURE = (_latency_costs, _scale_costs)
+"""The pictures of these benchmarks are in the other document."""

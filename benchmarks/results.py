@@ -28,6 +28,32 @@ def statistics(samples: Sequence[float]) -> dict[str, float]:
     }
 
 
+def grouped(
+    samples: Iterable[Mapping[str, Any]], *names: str
+) -> dict[tuple[Any, ...], list[Mapping[str, Any]]]:
+    """Return the samples by what they say under ``names``, in the order of the file."""
+    groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+    for sample in samples:
+        groups.setdefault(tuple(sample.get(name) for name in names), []).append(sample)
+    return groups
+
+
+def medians(
+    samples: Iterable[Mapping[str, Any]], value: str, *names: str
+) -> dict[tuple[Any, ...], float]:
+    """Return the median of ``value``, a number or a list of them, of the samples that have it."""
+    found = {}
+    for key, group in grouped(samples, *names).items():
+        values: list[float] = []
+        for sample in group:
+            if "failed" not in sample and value in sample:
+                seen = sample[value]
+                values += seen if isinstance(seen, list) else [seen]
+        if values:
+            found[key] = statistics(values)["median"]
+    return found
+
+
 def write(
     path: Path | None,
     benchmark: str,

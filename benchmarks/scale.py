@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import functools
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -18,10 +19,9 @@ from benchmarks.etcd_server import BenchmarkEtcd, Counters, choose_binary, runni
 from benchmarks.fleet import Fleet, FleetError, Run
 from benchmarks.loop_thread import LoopHold
 from benchmarks.plan import FIRST_SIMULATED_PROCESS, LEADER_PROCESS, Plan
-from benchmarks.plots import plot_scale
 from benchmarks.recording import recording
-from benchmarks.scale_bare import MakeBareProcess
-from benchmarks.scale_nodes import MakeScaleProcess
+from benchmarks.scale_bare import BareProcess
+from benchmarks.scale_nodes import scale_process
 from rdzv_etcd.etcd.client import EtcdClient
 
 NAME = "scale"
@@ -56,12 +56,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--processes", type=options.count, default=2, help="of simulated nodes")
     parser.add_argument("--connections", type=options.count, default=4, help="of each process")
     parser.add_argument(
-        "--watches-per-stream",
-        type=options.count,
-        default=64,
-        help="of simulated nodes, as a node's client shares them",
-    )
-    parser.add_argument(
         "--slice-nodes", type=options.count, default=128, help="the option slice_nodes"
     )
     parser.add_argument("--lease-ttl", type=options.count, default=10, help="seconds")
@@ -80,9 +74,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         for repeat in range(args.repeat)
         for kind in args.kinds
     ]
-    with recording(
-        args, NAME, environment, len(runs), show=print_summary, plot=plot_scale
-    ) as record:
+    with recording(args, NAME, environment, len(runs), show=print_summary) as record:
         for nodes, repeat, kind in runs:
             with running_etcd(binary, args.data, fsync=args.fsync) as server:
                 plan = _plan(args, server, nodes)
@@ -101,7 +93,6 @@ def _plan(args: argparse.Namespace, server: BenchmarkEtcd, nodes: int) -> Plan:
         heads=max(2, min(args.heads, nodes // 4)),
         processes=args.processes,
         connections=args.connections,
-        watches_per_stream=args.watches_per_stream,
         lease_ttl_s=args.lease_ttl,
         slice_nodes=args.slice_nodes,
     )
@@ -204,7 +195,7 @@ def _measure(plan: Plan, server: BenchmarkEtcd, args: argparse.Namespace) -> lis
     samples: list[dict[str, Any]] = []
     phase = SETUP
     try:
-        with Fleet(MakeScaleProcess(plan), plan.size) as fleet:
+        with Fleet(functools.partial(scale_process, plan), plan.size) as fleet:
             meter = _Meter(plan, server, fleet, args.limit)
             begin = Reading(time.monotonic(), server.counters(), [0.0] * plan.size)
             fleet.prepare(args.limit)
@@ -286,7 +277,7 @@ def _measure_bare(
     plan: Plan, server: BenchmarkEtcd, args: argparse.Namespace
 ) -> list[dict[str, Any]]:
     try:
-        with Fleet(MakeBareProcess(plan), plan.size) as fleet:
+        with Fleet(functools.partial(BareProcess, plan), plan.size) as fleet:
             meter = _Meter(plan, server, fleet, args.limit)
             fleet.prepare(args.limit)
             before = meter.read()

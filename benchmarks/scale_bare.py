@@ -10,17 +10,17 @@ keep-alives, leader election, views or checks, and one process has no object per
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import time
-from dataclasses import dataclass
 from typing import Any
 from zlib import crc32
 
 import grpc.aio
 
-from benchmarks.plan import FIRST_SIMULATED_PROCESS, LEADER_PROCESS, Plan
+from benchmarks.plan import FIRST_SIMULATED_PROCESS, LEADER_PROCESS
 from benchmarks.scale_nodes import ScaleProcess
-from benchmarks.shared_streams import SharedWatch
+from benchmarks.streams import watch
 from rdzv_etcd.etcd import messages
 from rdzv_etcd.protocol.ranks import slices_for
 
@@ -63,9 +63,7 @@ class BareProcess(ScaleProcess):
         self._arrived: list[str] = []
         self._closing: asyncio.Task[None] | None = None
         start = f"{self._root}nodes/".encode()
-        stream = SharedWatch(self._channels[0])
-        self._readers = [asyncio.ensure_future(stream.run())]
-        await stream.open(start, start[:-1] + b"0", self._count)
+        self._readers = [await watch(self._channels[0], start, start[:-1] + b"0", self._count)]
 
     def _count(self, response: Any) -> None:
         for event in response.events:
@@ -94,20 +92,19 @@ class BareProcess(ScaleProcess):
 
     async def _prepare_members(self) -> None:
         plan, rpc = self._plan, self._rpc
-        count = -(-len(self._indices) // plan.watches_per_stream)
-        streams = [SharedWatch(self._channels[i % plan.connections]) for i in range(count)]
-        self._readers = [asyncio.ensure_future(stream.run()) for stream in streams]
+        self._readers = []
         self._tasks: set[asyncio.Task[None]] = set()
         gate = asyncio.Semaphore(_SETUP_AT_ONCE)
 
         async def set_up(number: int, index: int) -> None:
             async with gate:
-                leases = rpc.LeaseStub(self._channels[number % plan.connections])
+                channel = self._channels[number % plan.connections]
+                leases = rpc.LeaseStub(channel)
                 await leases.LeaseGrant(
                     rpc.LeaseGrantRequest(TTL=plan.steady_ttl_s(), ID=plan.lease(index))
                 )
-                stream = streams[number % count]
-                await stream.open(self._record, None, lambda told: self._told(number, index, told))
+                told = functools.partial(self._told, number, index)
+                self._readers.append(await watch(channel, self._record, None, told))
 
         await asyncio.gather(*(set_up(*each) for each in enumerate(self._indices)))
 
@@ -167,13 +164,3 @@ class BareProcess(ScaleProcess):
         answer = await kv.Txn(rpc.TxnRequest(compare=[guard], success=[put]))
         if not answer.succeeded:
             raise RuntimeError("the guard failed: the round was formed already")
-
-
-@dataclass(frozen=True)
-class MakeBareProcess:
-    """Makes process ``i``; picklable."""
-
-    plan: Plan
-
-    def __call__(self, process: int) -> BareProcess:
-        return BareProcess(self.plan, process)

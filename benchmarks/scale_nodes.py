@@ -11,15 +11,14 @@ import gc
 import itertools
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import grpc.aio
 
 from benchmarks.loop_thread import LoopHold
 from benchmarks.plan import LEADER_PROCESS, SUCCESSORS_PROCESS, Plan
-from benchmarks.shared_streams import SharedRenewals, SharedWatch
 from benchmarks.simulated import SimulatedNode
+from benchmarks.streams import renew, watch
 from rdzv_etcd.clock import SystemClock
 from rdzv_etcd.etcd.client import EtcdClient
 from rdzv_etcd.node.context import Identity
@@ -185,7 +184,7 @@ class SimulatedNodes(ScaleProcess):
         self._reached: Callable[[SimulatedNode], bool] = self._holds_next
         clock = SystemClock()
         clients = [EtcdClient(plan.connection, clock) for _ in range(plan.connections)]
-        channels = [
+        self._channels = [
             grpc.aio.insecure_channel(plan.target, options=[("grpc.use_local_subchannel_pool", 1)])
             for _ in range(plan.connections)
         ]
@@ -194,28 +193,30 @@ class SimulatedNodes(ScaleProcess):
             SimulatedNode(index, plan, keys, client, self._note)
             for index, client in zip(share, itertools.cycle(clients), strict=False)
         ]
-        streams = -(-len(share) // plan.watches_per_stream)
-        shared = [SharedWatch(channels[number % len(channels)]) for number in range(2 * streams)]
-        self._streams, self._own_streams = shared[:streams], shared[streams:]
-        self._tasks = [asyncio.ensure_future(stream.run()) for stream in shared]
         self._leases = {node.lease_id: node for node in self._nodes}
-        self._watches: dict[int, list[tuple[SharedWatch, int]]] = {}
+        self._tasks: dict[int, list[asyncio.Task[None]]] = {}
+        """By the index of the node whose watches they read; -1: of all."""
         gate = asyncio.Semaphore(_SETUP_AT_ONCE)
 
-        async def set_up(number: int, node: SimulatedNode) -> None:
+        async def set_up(node: SimulatedNode) -> None:
             async with gate:
                 await node.open_session()
-                stream = self._streams[number % streams]
-                watched = keys.control
-                watch_id, _ = await stream.open(watched.start, watched.end, node.note_events)
-                self._watches[node.index] = [(stream, watch_id)]
+                await self._watch(node, keys.control.start, keys.control.end, node.note_events)
                 await node.read_control()
 
-        await asyncio.gather(*(set_up(number, node) for number, node in enumerate(self._nodes)))
-        renewals = SharedRenewals(channels[0], plan.lease_ttl_s / 3, self._leases)
-        self._tasks.append(asyncio.ensure_future(renewals.run()))
-        for task in self._tasks:
-            task.add_done_callback(lambda _: self._told.set())
+        await asyncio.gather(*map(set_up, self._nodes))
+        renewals = renew(self._channels[0], plan.lease_ttl_s / 3, self._leases)
+        self._keep(-1, asyncio.ensure_future(renewals))
+
+    async def _watch(
+        self, node: SimulatedNode, key: bytes, end: bytes | None, notify: Callable[[Any], None]
+    ) -> None:
+        channel = self._channels[node.index % len(self._channels)]
+        self._keep(node.index, await watch(channel, key, end, notify))
+
+    def _keep(self, index: int, task: asyncio.Task[None]) -> None:
+        self._tasks.setdefault(index, []).append(task)
+        task.add_done_callback(lambda _: self._told.set())
 
     def follow(self) -> None:
         """Wait until all here have heard of the leader: it came before the clock starts."""
@@ -225,10 +226,8 @@ class SimulatedNodes(ScaleProcess):
         self._loop.run(self._watch_own())
 
     async def _watch_own(self) -> None:
-        for number, node in enumerate(self._nodes):
-            stream = self._own_streams[number % len(self._own_streams)]
-            watch_id, _ = await stream.open(node.presence_key, None, node.note_presence)
-            self._watches[node.index].append((stream, watch_id))
+        for node in self._nodes:
+            await self._watch(node, node.presence_key, None, node.note_presence)
 
     def run(self) -> dict[str, Any]:
         return self._loop.run(self._join())
@@ -272,7 +271,8 @@ class SimulatedNodes(ScaleProcess):
 
     def _problems(self) -> list[str]:
         problems = [repr(node.problem) for node in self._nodes if node.problem is not None]
-        return problems + [repr(task.exception()) for task in self._tasks if task.done()]
+        ended = (task for tasks in self._tasks.values() for task in tasks if task.done())
+        return problems + [repr(task.exception()) for task in ended]
 
     def _note(self, node: SimulatedNode) -> None:
         if self._reached(node):
@@ -288,17 +288,11 @@ class SimulatedNodes(ScaleProcess):
         for node in dying:
             node.die()
             del self._leases[node.lease_id]
-            for stream, watch_id in self._watches[node.index]:
-                await stream.cancel(watch_id)
+            for task in self._tasks.pop(node.index):
+                task.cancel()
         return [node.lease_id for node in dying]
 
 
-@dataclass(frozen=True)
-class MakeScaleProcess:
-    """Makes process ``i``; picklable."""
-
-    plan: Plan
-
-    def __call__(self, process: int) -> ScaleProcess:
-        kind = RealNodes if process <= SUCCESSORS_PROCESS else SimulatedNodes
-        return kind(self.plan, process)
+def scale_process(plan: Plan, process: int) -> ScaleProcess:
+    kind = RealNodes if process <= SUCCESSORS_PROCESS else SimulatedNodes
+    return kind(plan, process)

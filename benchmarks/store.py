@@ -13,7 +13,6 @@ from benchmarks import options, results
 from benchmarks.environment import describe
 from benchmarks.etcd_server import choose_binary, no_v2, running_etcd, speaks_v2
 from benchmarks.fleet import Fleet, FleetError, Make
-from benchmarks.plots import plot_store
 from benchmarks.recording import recording
 from benchmarks.store_clients import STORES, TCP, TORCH_ETCD
 from benchmarks.store_work import Adding, Agents, Operations, Waiting, Where, operations
@@ -51,9 +50,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     environment = describe(etcd_version=binary.version, data=args.data, fsync=args.fsync)
     with running_etcd(binary, args.data, fsync=args.fsync, v2=v2) as server:
         parts = [(kind, *each) for each in _measurements(args) for kind in args.stores]
-        with recording(
-            args, NAME, environment, len(parts), show=print_summary, plot=plot_store
-        ) as record:
+        with recording(args, NAME, environment, len(parts), show=print_summary) as record:
             for kind, what, measure in parts:
                 part = f"{what}, {kind}"
                 if kind == TORCH_ETCD and not v2:

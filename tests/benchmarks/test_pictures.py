@@ -1,4 +1,4 @@
-"""The pictures of result files: their titles follow the samples, and all of them can be drawn.
+"""The pictures of result files: all of them can be drawn.
 
 Drawn from the committed results and from made-up ones, such as a faster machine's or another
 outcome would be.
@@ -20,42 +20,17 @@ pytest.importorskip("matplotlib", reason="the extra `bench` is not installed")
 
 from matplotlib.figure import Figure
 
-from benchmarks import findings, plots, results
+from benchmarks import plots, results
+from benchmarks.drawing import save
 from benchmarks.timeline import FORMING, UNSPLIT, WAIT, middle_run, timeline
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
-DRAW = {
-    "latency": plots.draw_latency,
-    "recovery": plots.draw_recovery,
-    "scale": plots.draw_scale,
-    "store": plots.draw_store,
-    "agent": plots.draw_agent,
-}
+COMMITTED = [path.stem for path in sorted(RESULTS.glob("*.json"))]
 Document = dict[str, Any]
 
 
 def committed(name: str) -> Document:
     return results.read(RESULTS / f"{name}.json")
-
-
-# --- titles ---------------------------------------------------------------------------------------
-
-
-def round_of(backend: str, nodes: int, seconds: float) -> dict[str, Any]:
-    return {"backend": backend, "nodes": nodes, "seconds": seconds}
-
-
-def test_the_title_names_the_fastest_of_torch_s_backends_and_never_who_wins() -> None:
-    samples = [round_of("etcd3", 8, s) for s in (0.1, 0.3, 0.2)]
-    samples += [round_of("c10d", 8, 0.05), round_of("etcd", 8, 2.0), round_of("bare", 8, 0.01)]
-    document = {"results": samples}
-    assert findings.latency(document) == (
-        "etcd3 forms a world of 8 nodes in 200 ms, torch's fastest backend (c10d) in 50 ms"
-    )
-    samples[3]["failed"] = "it hangs"
-    assert "(etcd) in 2 s" in findings.latency(document)
-    samples[4]["failed"] = "it hangs as well"
-    assert findings.latency(document) == "etcd3 forms a world of 8 nodes in 200 ms"
 
 
 def recovered(case: str, backend: str, *totals: float | None) -> list[dict[str, Any]]:
@@ -67,25 +42,6 @@ def recovered(case: str, backend: str, *totals: float | None) -> list[dict[str, 
         else {"case": case, "backend": backend, **nothing, "re_forming": total, "total": total}
         for total in totals
     ]
-
-
-def test_the_title_of_recovery_is_about_kills_and_counts_who_did_not_recover() -> None:
-    samples = recovered("member", "etcd3", 1.0, 3.0, 2.0) + recovered("rank0", "etcd3", 4.0)
-    samples += recovered("sigterm", "etcd3", 99.0) + recovered("member", "c10d", 40.0, None)
-    assert findings.recovery({"results": samples}) == (
-        "After a kill, training continues after 2–4 s with etcd3 and after 40 s with torch's "
-        "backends (1 of 2 runs did not recover)"
-    )
-    samples = recovered("member", "etcd3", None) + recovered("member", "c10d", 2.0)
-    assert findings.recovery({"results": samples}) == (
-        "After a kill, training continues never with etcd3 and after 2 s with torch's backends"
-    )
-
-
-def test_a_range_has_its_unit_once_if_it_is_the_same() -> None:
-    assert findings.between([1.1, 2.0]) == "1.1–2 s"
-    assert findings.between([2.0, 0.3]) == "300 ms to 2 s"
-    assert findings.between([2.0, 2.001]) == "2 s"
 
 
 # --- what a recovery is made of -------------------------------------------------------------------
@@ -166,7 +122,7 @@ def on_gpus() -> Document:
 
 
 PICTURES: dict[str, tuple[Callable[[Document], Figure], Callable[[], Document]]] = {
-    **{name: (draw, functools.partial(committed, name)) for name, draw in DRAW.items()},
+    **{name: (plots.DRAW[name], functools.partial(committed, name)) for name in COMMITTED},
     "recovery, told apart": (plots.draw_recovery, told_apart),
     "gpu": (plots.draw_gpu, on_gpus),
 }
@@ -180,7 +136,7 @@ def test_every_result_file_can_be_drawn(name: str, tmp_path: Path) -> None:
     assert any(axes.has_data() for axes in figure.axes)
 
 
-@pytest.mark.parametrize("name", DRAW)
+@pytest.mark.parametrize("name", COMMITTED)
 def test_a_run_that_measured_nothing_can_be_drawn(name: str, tmp_path: Path) -> None:
     document = committed(name)
     kept = ("backend", "case", "kind", "nodes", "phase", "what", "store", "operation", "agents")
@@ -189,13 +145,13 @@ def test_a_run_that_measured_nothing_can_be_drawn(name: str, tmp_path: Path) -> 
         for sample in document["results"]
     ]
     for left in (samples, []):
-        figure = DRAW[name]({**document, "results": left})
+        figure = plots.DRAW[name]({**document, "results": left})
         figure.savefig(tmp_path / "plot.svg")
 
 
 def test_the_same_samples_make_the_same_file(tmp_path: Path) -> None:
     written = []
     for name in ("one.svg", "two.svg"):
-        plots.plot_latency(committed("latency"), tmp_path / name)
+        save(plots.draw_latency(committed("latency")), tmp_path / name)
         written.append((tmp_path / name).read_bytes())
     assert written[0] == written[1]

@@ -20,25 +20,18 @@ ENVIRONMENT = {"load_before": 0.0}
 
 
 class Run:
-    """A run of two parts, and what was shown and drawn of it."""
+    """A run of two parts, and what was shown of it."""
 
     def __init__(self, folder: Path) -> None:
         self.file = folder / "latency.json"
         self.unfinished = folder / "latency.unfinished.json"
+        self.plot = folder / "latency.svg"
         self.shown: list[dict[str, Any]] = []
-        self.drawn: list[Path] = []
 
     @contextmanager
     def recording(self) -> Iterator[Recording]:
-        args = argparse.Namespace(json=self.file, plot=self.file.with_suffix(".svg"), repeat=2)
-        with recording(
-            args,
-            "latency",
-            ENVIRONMENT,
-            2,
-            show=self.shown.append,
-            plot=lambda _, path: self.drawn.append(path),
-        ) as record:
+        args = argparse.Namespace(json=self.file, plot=self.plot, repeat=2)
+        with recording(args, "latency", ENVIRONMENT, 2, show=self.shown.append) as record:
             yield record
 
     def is_cut_short_by(self, end: type[BaseException], samples: int = 1) -> None:
@@ -57,12 +50,12 @@ def test_a_run_that_ends_is_written_shown_and_drawn(
 ) -> None:
     with run.recording() as record:
         for seconds in (1.0, 2.0):
-            record.add(f"{seconds} s", {"seconds": seconds})
+            record.add(f"{seconds} s", {"backend": "etcd3", "nodes": 2, "seconds": seconds})
     document = json.loads(run.file.read_text())
     assert [sample["seconds"] for sample in document["results"]] == [1.0, 2.0]
     assert document["settings"] == {"repeat": 2}
     assert run.shown == [record.document] == [document]
-    assert run.drawn == [run.file.with_suffix(".svg")]
+    assert run.plot.exists()
     assert not run.unfinished.exists()
     assert "latency: 1 of 2 done: 1.0 s" in capsys.readouterr().out
 
@@ -77,7 +70,7 @@ def test_a_run_that_is_cut_short_keeps_its_samples_and_the_file_of_the_last_run(
     assert run.file.read_text() == "the last run's"
     assert json.loads(run.unfinished.read_text())["results"] == [{"seconds": 1.0}]
     assert len(run.shown) == 1
-    assert run.drawn == []
+    assert not run.plot.exists()
 
 
 def test_a_run_without_samples_writes_nothing(run: Run) -> None:

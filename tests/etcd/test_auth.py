@@ -13,7 +13,7 @@ from rdzv_etcd.etcd.client import EtcdClient
 from rdzv_etcd.etcd.port import Delete, Get, Put, Txn
 from rdzv_etcd.settings import settings_from_config
 from rdzv_etcd.settings.connection import Credentials
-from tests.etcd.tools import END, PREFIX, InOrder, awaited, client_of, in_background, put, soon
+from tests.etcd.tools import END, PREFIX, InOrder, client_of, in_background, put, soon
 from tests.support.servers import USER, USER_PASSWORD, EtcdServer
 
 TRAINER = Credentials(USER, USER_PASSWORD)
@@ -24,7 +24,6 @@ async def outlive_the_token() -> None:
     await asyncio.sleep(TOKEN_TTL_S + 1.5)  # etcd looks for expired tokens once a second
 
 
-@awaited
 async def test_an_expired_token_is_renewed_on_calls(auth_etcd: EtcdServer) -> None:
     async with client_of(auth_etcd, credentials=TRAINER) as client:
         lease = await client.grant(60)
@@ -36,7 +35,6 @@ async def test_an_expired_token_is_renewed_on_calls(auth_etcd: EtcdServer) -> No
         assert await client.revoke(lease.lease_id)
 
 
-@awaited
 async def test_an_expired_token_is_renewed_on_streams(
     fresh_etcd: Callable[..., EtcdServer],
 ) -> None:
@@ -61,7 +59,6 @@ async def test_an_expired_token_is_renewed_on_streams(
             assert (await soon(one.__anext__())).revision >= first.revision
 
 
-@awaited
 async def test_a_change_of_roles_is_survived(server: EtcdServer) -> None:
     """Every change of users or roles makes etcd refuse the tokens issued before."""
     server.enable_auth()
@@ -74,7 +71,6 @@ async def test_a_change_of_roles_is_survived(server: EtcdServer) -> None:
             assert all(done.succeeded for done in await asyncio.gather(*calls))
 
 
-@awaited
 async def test_authentication_switched_on_later_is_survived(server: EtcdServer) -> None:
     async with client_of(server, credentials=TRAINER) as client:
         assert (await client.txn(put(b"open"))).succeeded  # credentials do no harm
@@ -91,7 +87,6 @@ async def test_authentication_switched_on_later_is_survived(server: EtcdServer) 
         Credentials("", ""),
     ],
 )
-@awaited
 async def test_a_wrong_password_is_reported_without_a_retry(
     auth_etcd: EtcdServer, wrong: Credentials
 ) -> None:
@@ -108,7 +103,6 @@ async def test_a_wrong_password_is_reported_without_a_retry(
             await client.keep_alive(1)
 
 
-@awaited
 async def test_missing_credentials_are_reported(auth_etcd: EtcdServer) -> None:
     async with client_of(auth_etcd) as client:
         with pytest.raises(EtcdAuthError, match="no user and password are configured"):
@@ -117,7 +111,6 @@ async def test_missing_credentials_are_reported(auth_etcd: EtcdServer) -> None:
             await soon(client.watch(PREFIX, start_revision=1).__anext__())
 
 
-@awaited
 async def test_a_limited_user_makes_contact_and_learns_what_is_forbidden(
     auth_etcd: EtcdServer,
 ) -> None:

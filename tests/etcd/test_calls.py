@@ -6,13 +6,12 @@ import pytest
 
 from rdzv_etcd.errors import LeaseNotFoundError
 from rdzv_etcd.etcd.port import Delete, Get, Put, Txn, prefix_end
-from tests.etcd.tools import PREFIX, awaited, client_of, put
+from tests.etcd.tools import PREFIX, client_of, put
 from tests.support.servers import EtcdServer
 
 A = PREFIX + b"calls/a"
 
 
-@awaited
 async def test_a_put_on_a_missing_lease_names_the_lease(
     etcd_server: EtcdServer, job_id: str
 ) -> None:
@@ -29,7 +28,6 @@ async def test_a_put_on_a_missing_lease_names_the_lease(
         await client.revoke(alive.lease_id)
 
 
-@awaited
 async def test_a_large_answer_is_read_whole(etcd_server: EtcdServer, job_id: str) -> None:
     """gRPC's default limit of 4 MiB for a message received does not apply."""
     async with client_of(etcd_server) as client:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import socket
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import closing
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import grpc
@@ -14,19 +12,12 @@ import pytest
 from rdzv_etcd.clock import SystemClock
 from rdzv_etcd.etcd.channel import ClosedError, Server
 from rdzv_etcd.etcd.messages import load
-from tests.etcd.tools import awaited
+from rdzv_etcd.settings.connection import Endpoint
 
 TURNS = 12
 """Of the loop, after which everything waits for the server."""
 
 Asked = Callable[[Server], Awaitable[Any]]
-
-
-@pytest.fixture
-def target() -> Iterator[str]:
-    """A server that accepts connections and sends nothing, so that nothing is decided."""
-    with closing(socket.create_server(("127.0.0.1", 0))) as silent:
-        yield f"127.0.0.1:{silent.getsockname()[1]}"
 
 
 async def ready(server: Server) -> bool:
@@ -44,14 +35,14 @@ async def read(server: Server) -> object:
 
 @pytest.mark.parametrize("asked", [ready, unary, read])
 @pytest.mark.parametrize("turns", range(TURNS))
-@awaited
 async def test_whenever_a_channel_is_given_up_only_known_errors_come_out(
-    target: str, asked: Asked, turns: int
+    silent: Endpoint, asked: Asked, turns: int
 ) -> None:
-    """Others would end the watch or the call, for which this is one endpoint among several."""
+    """Others would end the watch or the call, for which this is one endpoint among several. The
+    server sends nothing, so that nothing is decided."""
 
     async def outcome(ended: Callable[[Server], Awaitable[None]]) -> object:
-        server = Server(target, target, lambda: None, SystemClock())
+        server = Server(silent.target, silent.target, lambda: None, SystemClock())
         task = asyncio.ensure_future(asked(server))
         for _ in range(turns):
             await asyncio.sleep(0)

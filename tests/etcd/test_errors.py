@@ -10,7 +10,7 @@ from rdzv_etcd import errors
 from rdzv_etcd.etcd.errors import Verdict, judge_text
 from rdzv_etcd.etcd.grpc_start import grpc
 from rdzv_etcd.etcd.port import Get
-from tests.etcd.tools import LIMIT_S, PREFIX, awaited, client_of, put
+from tests.etcd.tools import LIMIT_S, PREFIX, client_of, put
 from tests.support.servers import ENOUGH_TO_FILL, EtcdServer
 
 CODE = grpc.StatusCode
@@ -82,7 +82,6 @@ def test_what_gives_no_hint_itself_gets_one(text: str, reason: str) -> None:
     assert reason in judge_text(CODE.UNAVAILABLE, text, authenticated=True).reason
 
 
-@awaited
 async def test_a_full_database_has_an_error_of_its_own(
     fresh_etcd: Callable[..., EtcdServer],
 ) -> None:

@@ -3,74 +3,50 @@
 from __future__ import annotations
 
 import asyncio
-import socket
-from collections.abc import Iterator
 
 import pytest
 
 from rdzv_etcd.errors import EtcdUnavailableError, OutcomeUnknownError
 from rdzv_etcd.etcd.client import EtcdClient
 from rdzv_etcd.etcd.port import Get
-from rdzv_etcd.settings.connection import Connection, Endpoint
+from rdzv_etcd.settings.connection import Endpoint
 from tests.etcd.tools import (
     LIMIT_S,
     PREFIX,
     InOrder,
-    awaited,
     client_of,
     connection,
     create,
+    failure,
     in_background,
     put,
 )
-from tests.support.processes import free_port
 from tests.support.servers import EtcdCluster, EtcdServer
 
 ANY = Get(PREFIX)
 
 
-@pytest.fixture
-def silent_port() -> Iterator[int]:
-    """A port that accepts connections and sends nothing."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        yield listener.getsockname()[1]
-
-
-def client_at(*ports: int, connect_timeout_s: float = 30.0) -> EtcdClient:
-    endpoints = tuple(Endpoint("127.0.0.1", port) for port in ports)
-    return EtcdClient(Connection(endpoints, connect_timeout_s=connect_timeout_s), InOrder())
-
-
-@awaited
 async def test_refusing_and_silent_endpoints_are_left_within_the_deadline(
-    etcd_server: EtcdServer, silent_port: int
+    etcd_server: EtcdServer, closed: Endpoint, silent: Endpoint
 ) -> None:
-    client = client_at(free_port(), silent_port, etcd_server.port)
-    try:
+    async with client_of(closed, silent, etcd_server) as client:
         # A guarded write: it must be known that the silent endpoint never got it.
         assert (await client.txn(create(b"silent"), timeout_s=20)).revision > 0
         assert (await client.get(ANY, timeout_s=20)).revision > 0
-    finally:
-        await client.close()
 
 
-@awaited
-async def test_a_failed_first_contact_is_reported_in_one_line(silent_port: int) -> None:
-    client = client_at(free_port(), silent_port, connect_timeout_s=1.0)
-    try:
-        with pytest.raises(EtcdUnavailableError) as failed:
-            await client.connect()
-    finally:
-        await client.close()
-    message = str(failed.value)
-    assert "connection refused - is etcd running there?" in message
-    assert f"http://127.0.0.1:{silent_port}: no connection within" in message
-    assert "\n" not in message
-    assert len(failed.value.endpoints) == 2
-    assert "no connection" in failed.value.endpoints[f"http://127.0.0.1:{silent_port}"]
+async def test_a_failed_first_contact_is_reported_in_one_line(
+    closed: Endpoint, silent: Endpoint
+) -> None:
+    error = await failure(closed, silent, connect_timeout_s=1.0)
+    assert isinstance(error, EtcdUnavailableError)
+    assert "connection refused - is etcd running there?" in str(error)
+    assert f"http://{silent.target}: no connection within" in str(error)
+    assert "\n" not in str(error)
+    assert len(error.endpoints) == 2
+    assert "no connection" in error.endpoints[f"http://{silent.target}"]
 
 
-@awaited
 async def test_a_server_that_comes_back_is_found_again(server: EtcdServer) -> None:
     async with client_of(server) as client:
         lease_id = (await client.grant(60)).lease_id
@@ -87,7 +63,6 @@ async def test_a_server_that_comes_back_is_found_again(server: EtcdServer) -> No
             await client.get(ANY)
 
 
-@awaited
 async def test_a_write_to_a_stopped_server_has_an_unknown_outcome(server: EtcdServer) -> None:
     async with client_of(server) as client:
         await client.txn(put(b"warm"))
@@ -107,7 +82,6 @@ async def test_a_write_to_a_stopped_server_has_an_unknown_outcome(server: EtcdSe
         assert kv.create_revision == kv.mod_revision
 
 
-@awaited
 async def test_a_half_open_connection_is_noticed_by_pings(server: EtcdServer) -> None:
     """One endpoint, connected and silent: a long call ends when the pings stay unanswered."""
     async with client_of(server) as client:
@@ -131,7 +105,6 @@ async def in_doubt(client: EtcdClient) -> EtcdUnavailableError | None:
     raise AssertionError("a write without a quorum was applied")
 
 
-@awaited
 async def test_a_write_without_a_quorum_is_refused_not_in_doubt(cluster: EtcdCluster) -> None:
     lonely, *others = cluster.members
     async with client_of(lonely) as client:
@@ -143,7 +116,6 @@ async def test_a_write_without_a_quorum_is_refused_not_in_doubt(cluster: EtcdClu
         assert "no leader" in str(outcome)
 
 
-@awaited
 async def test_a_closed_client_refuses_calls_and_ends_those_in_flight(server: EtcdServer) -> None:
     client = EtcdClient(connection(server), InOrder())
     lease = await client.grant(60)
@@ -169,7 +141,6 @@ async def test_a_closed_client_refuses_calls_and_ends_those_in_flight(server: Et
     server.resume()
 
 
-@awaited
 async def test_a_cancelled_call_is_cancelled(server: EtcdServer) -> None:
     async with client_of(server) as client:
         lease_id = (await client.grant(60)).lease_id
@@ -188,7 +159,6 @@ async def test_a_cancelled_call_is_cancelled(server: EtcdServer) -> None:
 
 
 @pytest.mark.slow
-@awaited
 async def test_a_grant_under_a_chosen_id_is_repeated_safely(server: EtcdServer) -> None:
     """The first attempt's reply is lost; whether it was applied or not, the grant succeeds."""
     async with client_of(server) as client:

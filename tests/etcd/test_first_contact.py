@@ -6,23 +6,20 @@ Which scheme an etcd speaks is asked in ``test_tls.py``, and by the doctor.
 from __future__ import annotations
 
 import http.server
-import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import pytest
 
 import rdzv_etcd
 from rdzv_etcd.errors import EtcdError, EtcdUnavailableError, InvalidRequestError
 from rdzv_etcd.etcd import first_contact
-from rdzv_etcd.etcd.client import EtcdClient
 from rdzv_etcd.etcd.first_contact import look
 from rdzv_etcd.etcd.grpc_start import grpc
 from rdzv_etcd.settings.connection import Connection, Endpoint, Tls
-from tests.etcd.tools import awaited
-from tests.support.processes import free_port
+from tests.etcd.tools import client_of, failure
 from tests.support.servers import EtcdServer
 
 LOOK_AFTER_S = 0.5
@@ -36,31 +33,6 @@ def _quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(first_contact, "_STEP_S", 0.5)
 
 
-async def failure(
-    *endpoints: Endpoint, tls: Tls | None = None, connect_timeout_s: float
-) -> EtcdError:
-    client = EtcdClient(Connection(endpoints, tls, connect_timeout_s=connect_timeout_s))
-    try:
-        with pytest.raises(EtcdError) as failed:
-            await client.connect()
-        return failed.value
-    finally:
-        await client.close()
-
-
-@pytest.fixture
-def silent() -> Iterator[Endpoint]:
-    """A port that accepts connections and sends nothing."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        yield Endpoint("127.0.0.1", listener.getsockname()[1])
-
-
-@pytest.fixture
-def closed() -> Endpoint:
-    return Endpoint("127.0.0.1", free_port())
-
-
-@awaited
 async def test_what_is_wrong_is_logged_long_before_the_error(
     closed: Endpoint, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -76,7 +48,6 @@ async def test_what_is_wrong_is_logged_long_before_the_error(
     assert "cannot be resolved" in error
 
 
-@awaited
 async def test_what_fails_before_is_not_logged_as_well(
     closed: Endpoint, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -85,7 +56,6 @@ async def test_what_fails_before_is_not_logged_as_well(
 
 
 @pytest.mark.parametrize("tls", [None, Tls()], ids=["http", "https"])
-@awaited
 async def test_a_silent_endpoint_is_not_said_to_speak_another_scheme(
     silent: Endpoint, tls: Tls | None, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -94,25 +64,20 @@ async def test_a_silent_endpoint_is_not_said_to_speak_another_scheme(
     assert caplog.records == []
 
 
-@awaited
 async def test_an_endpoint_with_the_wrong_scheme_is_named_among_others(
     tls_etcd: EtcdServer, closed: Endpoint
 ) -> None:
-    wrong = Endpoint(tls_etcd.host, tls_etcd.port)
-    error = str(await failure(closed, wrong, connect_timeout_s=1.0))
-    assert error.startswith(f"{wrong.target} speaks https, not http: use https://")
+    error = str(await failure(closed, tls_etcd, connect_timeout_s=1.0))
+    assert error.startswith(f"{tls_etcd.target} speaks https, not http: use https://")
     assert "connection refused" in error
 
 
-@awaited
 async def test_a_contact_in_time_is_not_logged(
-    etcd_server: EtcdServer, caplog: pytest.LogCaptureFixture
+    etcd_server: EtcdServer, closed: Endpoint, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Also over an endpoint that is the first to answer of several."""
-    here = Endpoint(etcd_server.host, etcd_server.port)
-    client = EtcdClient(Connection((Endpoint("127.0.0.1", free_port()), here)))
-    await client.connect()
-    await client.close()
+    async with client_of(closed, etcd_server) as client:
+        await client.connect()
     assert caplog.records == []
 
 
@@ -153,21 +118,26 @@ def another_grpc() -> Iterator[int]:
             server.stop(None).wait()
 
 
-def at(port: int) -> Endpoint:
-    return Endpoint("127.0.0.1", port)
-
-
-@awaited
-async def test_a_web_server_is_not_taken_for_an_etcd() -> None:
-    with http1() as port:
-        error = await failure(at(port), connect_timeout_s=1.0)
-    assert isinstance(error, EtcdUnavailableError)
-    assert f"http://127.0.0.1:{port}: it answers, but is not etcd" in str(error)
-
-
-@awaited
-async def test_another_grpc_server_is_reported_at_once_with_its_endpoint() -> None:
-    with another_grpc() as port:
-        error = await failure(at(port), connect_timeout_s=600.0)
-    assert isinstance(error, InvalidRequestError)
-    assert f"http://127.0.0.1:{port}: this server does not offer etcd's v3 API" in str(error)
+@pytest.mark.parametrize(
+    ("serving", "limit_s", "kind", "text"),
+    [
+        pytest.param(http1, 1.0, EtcdUnavailableError, "it answers, but is not etcd", id="web"),
+        pytest.param(
+            another_grpc,
+            600.0,  # it is reported at once
+            InvalidRequestError,
+            "this server does not offer etcd's v3 API",
+            id="another gRPC server",
+        ),
+    ],
+)
+async def test_another_kind_of_server_is_not_taken_for_an_etcd(
+    serving: Callable[[], AbstractContextManager[int]],
+    limit_s: float,
+    kind: type[EtcdError],
+    text: str,
+) -> None:
+    with serving() as port:
+        error = await failure(Endpoint("127.0.0.1", port), connect_timeout_s=limit_s)
+    assert isinstance(error, kind)
+    assert f"http://127.0.0.1:{port}: {text}" in str(error)

@@ -10,7 +10,7 @@ from rdzv_etcd.errors import EtcdError, EtcdPermissionError
 from rdzv_etcd.etcd.messages import txn_request
 from rdzv_etcd.etcd.port import Compare, Get, Put, Relation, Target, Txn
 from rdzv_etcd.settings.connection import Credentials
-from tests.etcd.tools import END, PREFIX, awaited, client_of, in_background, put, soon
+from tests.etcd.tools import END, PREFIX, client_of, in_background, put, soon
 from tests.support.servers import USER, USER_PASSWORD, EtcdServer
 
 READS = tuple(Get(PREFIX + b"read%d" % n) for n in range(100))
@@ -27,7 +27,6 @@ ABSENT = Compare(PREFIX + b"read0", Target.VERSION, Relation.EQUAL, 0)
     ],
     ids=["reads", "reads-otherwise", "reads-either-way", "nested-reads"],
 )
-@awaited
 async def test_etcd_outlives_transactions_whose_caller_is_gone(
     server: EtcdServer, request_: Txn
 ) -> None:
@@ -51,7 +50,6 @@ async def test_etcd_outlives_transactions_whose_caller_is_gone(
     assert "panic" not in server.log_text()
 
 
-@awaited
 async def test_a_transaction_that_reads_needs_no_right_to_write(server: EtcdServer) -> None:
     for n in range(2):
         server.gateway.put(PREFIX + b"read%d" % n, b"v")

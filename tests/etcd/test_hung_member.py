@@ -10,7 +10,7 @@ import pytest
 
 from rdzv_etcd.etcd.port import Get
 from tests.etcd.test_watch import names
-from tests.etcd.tools import END, PREFIX, awaited, client_of, in_background, put
+from tests.etcd.tools import END, PREFIX, client_of, in_background, put
 from tests.library.nodes import wait_until
 from tests.support.hung_disk import REAL_FSYNC, connected_to, hung_disk
 from tests.support.servers import EtcdBinary, EtcdCluster, EtcdServer
@@ -29,7 +29,6 @@ def members(etcd_binary: EtcdBinary, tmp_path: Path) -> Iterator[list[EtcdServer
 
 @pytest.mark.parametrize("calls", [False, True], ids=["it only watches", "it calls"])
 @pytest.mark.every_etcd
-@awaited
 async def test_a_client_leaves_a_member_whose_disk_hangs_as_a_whole(
     members: list[EtcdServer], *, calls: bool
 ) -> None:

@@ -11,11 +11,10 @@ import pytest
 
 from rdzv_etcd.errors import EtcdUnavailableError
 from rdzv_etcd.etcd.port import Get
-from tests.etcd.tools import LIMIT_S, PREFIX, awaited, client_of, in_background, put, run
+from tests.etcd.tools import LIMIT_S, PREFIX, client_of, in_background, put, run
 from tests.support.servers import EtcdCluster, EtcdServer
 
 
-@awaited
 async def test_a_reply_that_does_not_come_is_an_error_in_time(server: EtcdServer) -> None:
     async with client_of(server) as client:
         lease = await client.grant(60)
@@ -59,7 +58,6 @@ def test_a_connection_that_was_given_up_is_closed_at_once(server: EtcdServer) ->
         gc.enable()
 
 
-@awaited
 async def test_another_member_takes_over_well_within_the_lease(cluster: EtcdCluster) -> None:
     leader = await in_background(cluster.leader)
     follower, *others = (member for member in cluster.members if member is not leader)

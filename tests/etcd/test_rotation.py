@@ -14,7 +14,7 @@ from rdzv_etcd.errors import EtcdAuthError, EtcdError
 from rdzv_etcd.etcd.port import Get
 from rdzv_etcd.settings.connection import Credentials, Tls
 from tests.etcd.test_watch import names
-from tests.etcd.tools import END, LIMIT_S, PREFIX, awaited, client_of, in_background, put, soon
+from tests.etcd.tools import END, LIMIT_S, PREFIX, client_of, in_background, put, soon
 from tests.support.certificates import Certificates, make_certificates
 from tests.support.servers import USER, USER_PASSWORD, EtcdServer
 
@@ -37,7 +37,6 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
 
 
-@awaited
 async def test_certificates_replaced_on_disk_serve_the_next_connection(
     fresh_etcd: Callable[..., EtcdServer], installed: Certificates, tmp_path: Path
 ) -> None:
@@ -56,7 +55,6 @@ async def test_certificates_replaced_on_disk_serve_the_next_connection(
         assert await names(watch, 1) == [b"after"]
 
 
-@awaited
 async def test_files_that_are_replaced_one_by_one_are_used_when_they_fit(
     fresh_etcd: Callable[..., EtcdServer],
     installed: Certificates,
@@ -80,7 +78,6 @@ async def test_files_that_are_replaced_one_by_one_are_used_when_they_fit(
         await client.get(Get(PREFIX))
 
 
-@awaited
 async def test_a_password_that_was_changed_is_read_again(
     server: EtcdServer, tmp_path: Path
 ) -> None:
@@ -100,7 +97,6 @@ async def test_a_password_that_was_changed_is_read_again(
             assert await names(watch, 1) == [b"%d" % n]
 
 
-@awaited
 async def test_a_login_whose_file_is_gone_keeps_the_previous_password(
     server: EtcdServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -113,7 +109,6 @@ async def test_a_login_whose_file_is_gone_keeps_the_previous_password(
     assert str(tmp_path / "gone") in warning
 
 
-@awaited
 async def test_the_first_refusal_of_a_keep_alive_is_a_warning(
     server: EtcdServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -133,7 +128,6 @@ async def test_the_first_refusal_of_a_keep_alive_is_a_warning(
         assert await client.keep_alive(4711) == 0
 
 
-@awaited
 async def test_a_certificate_that_is_refused_is_a_warning_of_the_keep_alive(
     tls_etcd: EtcdServer, certificates: Certificates, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -13,7 +13,7 @@ from rdzv_etcd.etcd.client import EtcdClient
 from rdzv_etcd.etcd.port import Get, Put, Txn
 from rdzv_etcd.etcd.reads import read_range
 from rdzv_etcd.settings.connection import Connection, Endpoint
-from tests.etcd.tools import LIMIT_S, PREFIX, InOrder, awaited
+from tests.etcd.tools import LIMIT_S, PREFIX, InOrder
 from tests.support.bridge import FaultBridge
 from tests.support.servers import EtcdServer
 
@@ -53,7 +53,6 @@ async def client_by(ways: list[FaultBridge]) -> AsyncIterator[EtcdClient]:
         await client.close()
 
 
-@awaited
 async def test_a_large_value_is_read(ways: list[FaultBridge], etcd_server: EtcdServer) -> None:
     value = b"v" * LARGE
     etcd_server.gateway.put(PREFIX + b"large", value)
@@ -62,7 +61,6 @@ async def test_a_large_value_is_read(ways: list[FaultBridge], etcd_server: EtcdS
         assert [kv.value for kv in found.kvs] == [value]
 
 
-@awaited
 async def test_a_large_value_is_sent_once(ways: list[FaultBridge]) -> None:
     """A copy of it would make those that follow wait."""
     key = PREFIX + b"sent by %d" % len(ways)
@@ -73,7 +71,6 @@ async def test_a_large_value_is_sent_once(ways: list[FaultBridge]) -> None:
         assert found.version == 1
 
 
-@awaited
 async def test_a_range_is_read_in_parts(
     ways: list[FaultBridge], etcd_server: EtcdServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

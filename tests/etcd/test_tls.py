@@ -15,23 +15,12 @@ from rdzv_etcd.errors import EtcdError, EtcdTlsError, EtcdUnavailableError, Sett
 from rdzv_etcd.etcd.auth import channel_credentials
 from rdzv_etcd.etcd.client import EtcdClient
 from rdzv_etcd.settings.connection import Tls
-from tests.etcd.tools import LIMIT_S, awaited, client_of, connection, put
+from tests.etcd.tools import LIMIT_S, client_of, connection, failure, put
 from tests.support.certificates import Certificates, make_certificates
 from tests.support.servers import EtcdServer
 
 
-async def failure(
-    server: EtcdServer, tls: Tls | None, connect_timeout_s: float = 30.0
-) -> EtcdError:
-    """The error of the first contact, which must come well before the timeout."""
-    async with client_of(server, tls=tls, connect_timeout_s=connect_timeout_s) as client:
-        with pytest.raises(EtcdError) as failed:
-            await client.connect()
-        return failed.value
-
-
 @pytest.mark.parametrize("form", ["pair", "combined"])
-@awaited
 async def test_a_client_certificate_opens_the_door(
     mtls_etcd: EtcdServer, certificates: Certificates, form: str
 ) -> None:
@@ -46,7 +35,6 @@ async def test_a_client_certificate_opens_the_door(
         await client.revoke(lease.lease_id)
 
 
-@awaited
 async def test_a_ca_is_enough_where_no_client_certificate_is_wanted(
     tls_etcd: EtcdServer, certificates: Certificates
 ) -> None:
@@ -54,7 +42,6 @@ async def test_a_ca_is_enough_where_no_client_certificate_is_wanted(
         await client.connect()
 
 
-@awaited
 async def test_without_a_ca_the_systems_roots_are_trusted(
     tls_etcd: EtcdServer, certificates: Certificates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -62,14 +49,13 @@ async def test_without_a_ca_the_systems_roots_are_trusted(
     async with client_of(tls_etcd, tls=Tls()) as client:
         await client.connect()
     monkeypatch.delenv("SSL_CERT_FILE")
-    assert isinstance(await failure(tls_etcd, Tls()), EtcdTlsError)
+    assert isinstance(await failure(tls_etcd, tls=Tls()), EtcdTlsError)
 
 
-@awaited
 async def test_a_foreign_ca_is_named_as_the_cause(
     tls_etcd: EtcdServer, certificates: Certificates
 ) -> None:
-    error = await failure(tls_etcd, Tls(certificates.foreign_ca))
+    error = await failure(tls_etcd, tls=Tls(certificates.foreign_ca))
     assert isinstance(error, EtcdTlsError)
     assert "certificate verify failed - check ca_cert" in str(error)
     assert tls_etcd.endpoint in str(error)
@@ -84,7 +70,6 @@ async def test_a_foreign_ca_is_named_as_the_cause(
         ({"expired": ("client",)}, 3.0, EtcdError, "client certificate.*expired"),
     ],
 )
-@awaited
 async def test_the_certificate_that_is_wrong_is_named(
     fresh_etcd: Callable[..., EtcdServer],
     tmp_path: Path,
@@ -96,38 +81,35 @@ async def test_the_certificate_that_is_wrong_is_named(
     files = make_certificates(tmp_path / "files", **made)
     server = fresh_etcd(certificates=files, require_client_cert=True)
     tls = Tls(files.ca, files.client_cert, files.client_key)
-    error = await failure(server, tls, limit_s)
+    error = await failure(server, tls=tls, connect_timeout_s=limit_s)
     assert isinstance(error, error_type)
     assert re.search(named, str(error))
 
 
-@awaited
 async def test_tls_to_a_server_without_it_is_named(
     etcd_server: EtcdServer, certificates: Certificates
 ) -> None:
-    error = await failure(etcd_server, Tls(certificates.ca), connect_timeout_s=1.0)
+    error = await failure(etcd_server, tls=Tls(certificates.ca), connect_timeout_s=1.0)
     assert str(error).startswith(f"{etcd_server.target} speaks http, not https: use http://")
 
 
-@awaited
 async def test_no_tls_to_a_server_with_it_is_hinted_at(tls_etcd: EtcdServer) -> None:
-    error = await failure(tls_etcd, None, connect_timeout_s=1.0)
+    error = await failure(tls_etcd, connect_timeout_s=1.0)
     assert isinstance(error, EtcdUnavailableError)
     assert str(error).startswith(f"{tls_etcd.target} speaks https, not http: use https://")
     assert list(error.endpoints) == [f"http://{tls_etcd.target}"]
 
 
-@awaited
 async def test_a_missing_or_foreign_client_certificate_is_named(
     mtls_etcd: EtcdServer, certificates: Certificates
 ) -> None:
     foreign = Tls(certificates.ca, certificates.foreign_cert, certificates.foreign_key)
     for tls in (Tls(certificates.ca), foreign):
-        error = await failure(mtls_etcd, tls, connect_timeout_s=3.0)
+        error = await failure(mtls_etcd, tls=tls, connect_timeout_s=3.0)
         assert "client certificate" in str(error)
         assert mtls_etcd.endpoint in str(error)
         assert "speaks" not in str(error)
-    assert "speaks https, not http" in str(await failure(mtls_etcd, None, connect_timeout_s=1.0))
+    assert "speaks https, not http" in str(await failure(mtls_etcd, connect_timeout_s=1.0))
 
 
 def test_what_is_no_file_is_refused_in_bounded_time_and_memory(
@@ -174,7 +156,6 @@ def test_unusable_files_are_named_at_once(
         EtcdClient(connection(etcd_server, tls=Tls(files.ca, None, files.client_key)))
 
 
-@awaited
 async def test_one_endpoint_with_a_good_certificate_is_enough(
     tls_etcd: EtcdServer, etcd_server: EtcdServer, certificates: Certificates
 ) -> None:

@@ -10,7 +10,7 @@ from rdzv_etcd.errors import CompactedError
 from rdzv_etcd.etcd import watch as watch_module
 from rdzv_etcd.etcd.client import EtcdClient
 from rdzv_etcd.etcd.port import Watch
-from tests.etcd.tools import END, PREFIX, awaited, client_of, in_background, put, soon
+from tests.etcd.tools import END, PREFIX, client_of, in_background, put, soon
 from tests.library.nodes import wait_until
 from tests.support.servers import EtcdCluster, EtcdServer
 
@@ -34,7 +34,6 @@ async def opened(client: EtcdClient) -> Watch:
     return watch
 
 
-@awaited
 async def test_it_starts_in_the_past_and_keeps_order(server: EtcdServer) -> None:
     async with client_of(server) as client:
         first = await client.txn(put(b"0"))
@@ -47,7 +46,6 @@ async def test_it_starts_in_the_past_and_keeps_order(server: EtcdServer) -> None
         assert len(set(seen)) == 1501
 
 
-@awaited
 async def test_another_member_takes_over(cluster: EtcdCluster) -> None:
     first, second, _ = cluster.members
     async with client_of(*cluster.members) as client:
@@ -67,7 +65,6 @@ async def has_leader(member: EtcdServer) -> bool:
     return metrics.total("etcd_server_has_leader") > 0
 
 
-@awaited
 async def test_a_member_without_a_quorum_is_left(cluster: EtcdCluster) -> None:
     """etcd ends a watch that asks for a leader; the watch must outlive that."""
     first, second, third = cluster.members
@@ -84,7 +81,6 @@ async def test_a_member_without_a_quorum_is_left(cluster: EtcdCluster) -> None:
         assert await names(watch, 1) == [b"second"]
 
 
-@awaited
 async def test_a_compaction_during_an_outage_is_reported(cluster: EtcdCluster) -> None:
     first, second, _ = cluster.members
     async with client_of(first) as client, client_of(second) as writer:
@@ -98,7 +94,6 @@ async def test_a_compaction_during_an_outage_is_reported(cluster: EtcdCluster) -
             await soon(watch.__aiter__().__anext__())
 
 
-@awaited
 async def test_opening_during_an_outage_waits_for_its_end(server: EtcdServer) -> None:
     revision = server.gateway.put(PREFIX + b"early", b"")
     server.kill()
@@ -108,7 +103,6 @@ async def test_opening_during_an_outage_waits_for_its_end(server: EtcdServer) ->
         assert await names(watch, 1) == [b"early"]
 
 
-@awaited
 async def test_watches_may_be_closed_at_any_point(etcd_server: EtcdServer, job_id: str) -> None:
     """Before they are asked for, before etcd has confirmed them, and right after."""
 
@@ -130,7 +124,6 @@ async def test_watches_may_be_closed_at_any_point(etcd_server: EtcdServer, job_i
         await in_background(lambda: wait_until("they have ended", lambda: watchers() == before))
 
 
-@awaited
 async def test_a_slow_reader_delays_no_other_and_misses_nothing(
     etcd_server: EtcdServer, job_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

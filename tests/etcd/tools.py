@@ -13,12 +13,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
+import pytest
+
 from rdzv_etcd.clock import SystemClock
+from rdzv_etcd.errors import EtcdError
 from rdzv_etcd.etcd import port
 from rdzv_etcd.etcd.client import EtcdClient
 from rdzv_etcd.etcd.retry import FAILBACK_AFTER_S
 from rdzv_etcd.settings.connection import Connection, Credentials, Endpoint, Tls
-from tests.support.scenarios import as_test
 from tests.support.servers import EtcdServer
 
 T = TypeVar("T")
@@ -43,12 +45,8 @@ def run(test: Coroutine[Any, Any, T]) -> T:
     return asyncio.run(guarded())
 
 
-awaited = as_test(lambda scenario: run(scenario()))
-"""Decorates a scenario; see :func:`tests.support.scenarios.as_test`."""
-
-
 def connection(
-    *servers: EtcdServer,
+    *servers: EtcdServer | Endpoint,
     tls: Tls | None = None,
     credentials: Credentials | None = None,
     request_timeout_s: float = 30.0,
@@ -65,7 +63,7 @@ def connection(
 
 @asynccontextmanager
 async def client_of(
-    *servers: EtcdServer, failback_after_s: float = FAILBACK_AFTER_S, **options: Any
+    *servers: EtcdServer | Endpoint, failback_after_s: float = FAILBACK_AFTER_S, **options: Any
 ) -> AsyncIterator[EtcdClient]:
     """A client of the servers, in this order; closed at the end."""
     client = EtcdClient(
@@ -75,6 +73,14 @@ async def client_of(
         yield client
     finally:
         await client.close()
+
+
+async def failure(*servers: EtcdServer | Endpoint, **options: Any) -> EtcdError:
+    """The error of the first contact."""
+    async with client_of(*servers, **options) as client:
+        with pytest.raises(EtcdError) as failed:
+            await client.connect()
+        return failed.value
 
 
 class InOrder(SystemClock):
