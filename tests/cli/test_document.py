@@ -1,36 +1,20 @@
-"""docs/cli.md is what the program does."""
+"""The examples of docs/cli.md; tests/packaging compares its help texts."""
 
 from __future__ import annotations
 
 import shlex
 
-import click
 import pytest
 
-from rdzv_etcd.cli.app import app
-from tests.cli.document import DOCUMENT, documented, renewed
 from tests.cli.tools import Run
 from tests.library.nodes import groups, join_all, node_settings
-from tests.support.markdown import Document
+from tests.support.markdown import ROOT, Document
 from tests.support.servers import EtcdServer
-
-TEXT = DOCUMENT.read_text(encoding="utf-8")
-
-
-def test_the_help_is_the_program_s() -> None:
-    """If this fails, run ``python -m tests.cli.document``."""
-    assert renewed(TEXT) == TEXT
-
-
-@pytest.mark.parametrize("name", app.list_commands(click.Context(app)))
-def test_every_command_is_described(name: str) -> None:
-    assert name in documented(TEXT)
-    assert f"\n## {name}\n" in TEXT
 
 
 @pytest.mark.slow
 def test_the_examples_work(etcd_server: EtcdServer, job_id: str, cli: Run) -> None:
-    _, examples = Document(DOCUMENT).code("bash")
+    _, examples = Document(ROOT / "docs" / "cli.md").code("bash")
     with groups(node_settings(etcd_server, job_id, "2:4"), 2) as nodes:
         join_all(nodes)
         for example in examples.splitlines():

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -213,17 +212,3 @@ def _of_script(path: Path, index: int, folder: Path) -> Launch:
         added = {"RANK": str(index), "WORLD_SIZE": "2", "PET_NNODES": "2"}
         added |= {"PET_NODE_RANK": str(index), "PET_MASTER_ADDR": "digits-master-0"}
     return Launch(tuple(command), added)
-
-
-# --- on this machine ------------------------------------------------------------------------------
-
-
-def at_home(planned: Launch, *replacements: tuple[str, str]) -> Launch:
-    """Return the launch as it can run here, in a checkout: this Python's torchrun, one worker.
-
-    ``auto`` is as many workers as there are GPUs, and without any as there are cores, which says
-    nothing about the example.
-    """
-    here = planned.replaced(("auto", "1"), ("examples/", f"{ROOT / 'examples'}/"), *replacements)
-    command = (sys.executable, "-m", "torch.distributed.run", *here.options)
-    return Launch(command, here.environment)

@@ -24,7 +24,7 @@ class Told:
     world: Seat
 
 
-def check_history(told: Sequence[Told], *, min_nodes: int, max_nodes: int, unit: int = 1) -> None:
+def check_history(told: Sequence[Told], *, min_nodes: int, max_nodes: int) -> None:
     """Raise InvariantError unless every promise was kept; ``told`` has each node's worlds in order.
 
     Rounds of one job id only, and only of runs that follow each other: epochs grow over all.
@@ -34,7 +34,7 @@ def check_history(told: Sequence[Told], *, min_nodes: int, max_nodes: int, unit:
     for one in told:
         world, node_id = one.world, one.node_id
         size, members = world.size, world.members
-        _demand(min_nodes <= size <= max_nodes and size % unit == 0, "size", one)
+        _demand(min_nodes <= size <= max_nodes, "size", one)
         _demand(len(members) == size == len(set(members)), "members", one)
         _demand(0 <= world.rank < size and members[world.rank] == node_id, "rank", one)
         same = by_epoch.setdefault(world.epoch, world)
@@ -50,13 +50,7 @@ def check_history(told: Sequence[Told], *, min_nodes: int, max_nodes: int, unit:
 
 
 def _shared(world: Seat) -> tuple[object, ...]:
-    return (
-        world.round,
-        world.size,
-        world.members,
-        world.master_address,
-        world.master_port,
-    )
+    return world.round, world.size, world.members, world.master_address, world.master_port
 
 
 def _demand(holds: bool, promise: str, told: Told) -> None:

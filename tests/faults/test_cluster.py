@@ -6,8 +6,17 @@ import time
 
 import pytest
 
+from tests.faults.nodes import NodeProcess, Nodes
 from tests.faults.servers import Job
-from tests.support.servers import EtcdCluster
+from tests.support.servers import EtcdCluster, EtcdServer
+
+
+def formed_without(leader: EtcdServer, nodes: Nodes, members: list[NodeProcess]) -> None:
+    """Kill etcd's leader, unless it is dead: the world is formed."""
+    leader.kill()
+    killed_s = time.monotonic()
+    nodes.wait_for_world(members)
+    print(f"measured: world {time.monotonic() - killed_s:.1f} s after etcd's leader was killed")
 
 
 @pytest.mark.slow
@@ -18,11 +27,7 @@ def test_the_etcd_leader_dies_while_nodes_connect(cluster: EtcdCluster, job: Job
         four = nodes.start("a", "b", "c", "d")
         time.sleep(moment_s)  # the moment of the fault is what is varied
         leader = cluster.leader()
-        leader.kill()
-        killed_s = time.monotonic()
-        nodes.wait_for_world(four)
-        took_s = time.monotonic() - killed_s
-        print(f"measured: {moment_s}: world {took_s:.1f} s after etcd's leader was killed")
+        formed_without(leader, nodes, four)
         leader.start()
         nodes.finish(cluster.gateway)
 
@@ -31,47 +36,37 @@ def test_the_etcd_leader_dies_before_anybody_arrives(cluster: EtcdCluster, job: 
     nodes = job(cluster.endpoints, "3")
     three = nodes.start("a", "b", "c", hold=True)
     nodes.wait_started(three)
-    cluster.leader().kill()
-    killed_s = time.monotonic()
+    leader = cluster.leader()
+    leader.kill()
     for node in three:
         node.release()
-    nodes.wait_for_world(three)
-    print(f"measured: world {time.monotonic() - killed_s:.1f} s after etcd's leader was killed")
+    formed_without(leader, nodes, three)
     nodes.finish(cluster.gateway)
 
 
-def test_the_etcd_leader_dies_while_nodes_wait(cluster: EtcdCluster, job: Job) -> None:
-    nodes = job(cluster.endpoints, "3")
+@pytest.mark.parametrize(
+    ("pause", "moment_s"),
+    [
+        pytest.param(False, None, id="while nodes wait"),
+        pytest.param(True, 0.2, id="with the closing write stuck in it", marks=pytest.mark.slow),
+        pytest.param(False, 0.0, id="around the closing write", marks=pytest.mark.slow),
+        pytest.param(False, 0.03, id="just after the closing write", marks=pytest.mark.slow),
+    ],
+)
+def test_the_etcd_leader_dies_when_the_last_node_comes(
+    cluster: EtcdCluster, job: Job, pause: bool, moment_s: float | None
+) -> None:
+    nodes = job(cluster.endpoints, "3", **({} if moment_s is None else {"settle": 0}))
     first = nodes.start("a", "b")
-    last = nodes.start("c", hold=True)
-    nodes.wait_started([*first, *last])
+    (last,) = nodes.start("c", hold=True)
+    nodes.wait_started([*first, last])
     nodes.wait_present(cluster.gateway, first)
-    cluster.leader().kill()
-    killed_s = time.monotonic()
-    last[0].release()
-    nodes.wait_for_world([*first, *last])
-    print(f"measured: world {time.monotonic() - killed_s:.1f} s after etcd's leader was killed")
-    nodes.finish(cluster.gateway)
-
-
-@pytest.mark.slow
-def test_the_etcd_leader_dies_while_the_round_is_closed(cluster: EtcdCluster, job: Job) -> None:
-    """At several moments around the closing write, and with the write stuck in the dying leader."""
-    for number, (pause, moment_s) in enumerate([(True, 0.2), (False, 0.0), (False, 0.03)]):
-        nodes = job(cluster.endpoints, "3", settle=0)
-        first = nodes.start("a", "b")
-        last = nodes.start("c", hold=True)
-        nodes.wait_started([*first, *last])
-        nodes.wait_present(cluster.gateway, first)
-        leader = cluster.leader()
-        if pause:
-            leader.pause()
-        last[0].release()
-        time.sleep(moment_s)  # the moment of the fault is what is varied
+    leader = cluster.leader()
+    if moment_s is None:
         leader.kill()
-        killed_s = time.monotonic()
-        nodes.wait_for_world([*first, *last])
-        took_s = time.monotonic() - killed_s
-        print(f"measured: {number}: world {took_s:.1f} s after etcd's leader was killed")
-        leader.start()
-        nodes.finish(cluster.gateway)
+    if pause:
+        leader.pause()
+    last.release()
+    time.sleep(moment_s or 0.0)  # the moment of the fault is what is varied
+    formed_without(leader, nodes, [*first, last])
+    nodes.finish(cluster.gateway)

@@ -61,8 +61,3 @@ def test_a_node_that_enters_late_breaks_nothing() -> None:
 def test_a_broken_promise_is_noticed(told: list[Told]) -> None:
     with pytest.raises(InvariantError):
         check(told)
-
-
-def test_a_world_that_is_no_multiple_of_the_unit_is_noticed() -> None:
-    with pytest.raises(InvariantError):
-        check_history(seen(SECOND), min_nodes=2, max_nodes=4, unit=2)

@@ -136,6 +136,7 @@ def test_etcd_compacts_every_second(site: Site) -> None:
             compactor.close()
 
 
+@pytest.mark.release  # test_network.py has twice as much, without torchrun
 def test_200_ms_latency_and_5_percent_loss(site: Site) -> None:
     """100 ms each way: no node is taken for lost."""
     with site.training.undisturbed():
@@ -161,7 +162,13 @@ def test_all_nodes_are_cut_off_and_come_back_one_by_one(site: Site) -> None:
         site.training.wait_present()
 
 
-@pytest.mark.parametrize("workers", [True, False], ids=["the_whole_node", "only_the_agent"])
+@pytest.mark.parametrize(
+    "workers",
+    [
+        pytest.param(True, id="the_whole_node"),
+        pytest.param(False, id="only_the_agent", marks=pytest.mark.release),
+    ],
+)
 def test_an_agent_is_stopped_beyond_its_ttl_and_continues(site: Site, workers: bool) -> None:
     """SIGSTOP: the others form one world without it. SIGCONT: all form one world with it."""
     far = site.agent("far")

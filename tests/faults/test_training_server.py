@@ -17,7 +17,8 @@ from tests.support.servers import ROOT_PASSWORD, USER, USER_PASSWORD, EtcdBinary
 from tests.torchrun.agents import QUICK, Job
 from tests.torchrun.training import TTL_S, Training
 
-pytestmark = [pytest.mark.torchrun, pytest.mark.slow]
+pytestmark = [pytest.mark.torchrun, pytest.mark.release]
+"""CI sees the same of nodes without torchrun: test_nospace.py, test_server.py, tests/etcd."""
 
 _TOKEN_S = 2
 _QUOTA = 4 * 1024 * 1024

@@ -1,9 +1,8 @@
-"""A world across containers: its address, host names, and its size."""
+"""A world across containers: its address, and host names."""
 
 from __future__ import annotations
 
 import ipaddress
-import time
 
 from tests.integration.containers import Host, Project
 
@@ -31,13 +30,3 @@ def test_host_names_are_of_no_use_to_others(job: Project, pair: list[Host]) -> N
     for host, (_, address) in zip(pair, seen, strict=True):
         assert address in host.addresses
     job.expect_undisturbed(pair, 3)
-
-
-def test_scale_to_four_and_back(job: Project, pair: list[Host]) -> None:
-    four = job.scale("node", 4)
-    assert len(four) == 4
-    job.wait_for_world(four)
-    now = time.time()
-    two = job.scale("node", 2)
-    assert len(two) == 2
-    job.wait_for_world(two, after=now)

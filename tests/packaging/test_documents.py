@@ -22,6 +22,7 @@ from rdzv_etcd import World
 from rdzv_etcd.cli.app import app
 from rdzv_etcd.protocol import keys
 from rdzv_etcd.settings.options import options_table
+from tests.packaging.generated import blocks, renewed
 from tests.support.markdown import HOME, ROOT, Document, documents
 from tests.support.python_path import python_path
 from tests.support.servers import EtcdServer
@@ -137,13 +138,19 @@ def test_documents_that_code_names_exist() -> None:
     assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
 
 
-def test_the_option_table_is_the_code_s() -> None:
-    """If this fails, put the output of ``options_table()`` between the markers."""
-    text = (ROOT / "docs/options.md").read_text(encoding="utf-8")
-    _, _, rest = text.partition("<!-- options:begin -->\n")
-    shown, end, _ = rest.partition("<!-- options:end -->")
-    assert end, "docs/options.md has lost its markers"
-    assert shown.strip() == options_table().strip()
+def test_help_texts_errors_and_options_are_the_code_s() -> None:
+    """If this fails, run ``python -m tests.packaging.generated``."""
+    stale = [
+        document.path.name for document in DOCUMENTS if renewed(document.text) != document.text
+    ]
+    assert stale == []
+    commands = {f"help:{name}" for name in app.list_commands(click.Context(app))}
+    found = {name for document in DOCUMENTS for name in blocks(document.text)}
+    assert found == commands | {"help:common", "errors", "options"}
+    headings = (ROOT / "docs/cli.md").read_text(encoding="utf-8")
+    assert [
+        name for name in commands if f"\n## {name.removeprefix('help:')}\n" not in headings
+    ] == []
 
 
 def test_the_keys_of_the_protocol_are_the_code_s() -> None:

@@ -1,30 +1,38 @@
-"""docs/troubleshooting.md: every class, and messages that are those of the code."""
+"""docs/troubleshooting.md has every error, and messages that are those of the code."""
 
 from __future__ import annotations
 
-from tests.packaging.errors_document import (
-    DOCUMENT,
-    kinds,
-    messages,
-    renewed,
-    written_in_the_code,
-)
+import ast
+import re
+from collections.abc import Iterator
 
-TEXT = DOCUMENT.read_text(encoding="utf-8")
+from tests.packaging.generated import error_classes
+from tests.support.markdown import ROOT
+
+_MESSAGE = re.compile(r"^\| `([^`]+)` \| .*?`(\w+Error)`", re.MULTILINE)
+MESSAGES = _MESSAGE.findall((ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8"))
+"""Each with its class."""
 BASES = {"RdzvEtcdError", "EtcdRefusedError"}  # raised as what they are the base of
 
 
-def test_the_classes_are_the_code_s() -> None:
-    """If this fails, run ``python -m tests.packaging.errors_document``."""
-    assert renewed(TEXT) == TEXT
-    assert "<!-- errors:begin -->" in TEXT
-
-
 def test_every_error_that_is_raised_has_a_message_with_what_to_do() -> None:
-    assert {kind.__name__ for kind in kinds()} - BASES == {error for _, error in messages(TEXT)}
+    assert {kind.__name__ for kind in error_classes()} - BASES == {error for _, error in MESSAGES}
 
 
 def test_every_message_is_in_the_code() -> None:
-    code = written_in_the_code()
-    missing = [message for message, _ in messages(TEXT) if message.strip() not in code]
-    assert missing == []
+    code = "\n".join(
+        text
+        for path in (ROOT / "rdzv_etcd").rglob("*.py")
+        for text in texts(ast.parse(path.read_text(encoding="utf-8")))
+    )
+    assert [message for message, _ in MESSAGES if message.strip() not in code] == []
+
+
+def texts(tree: ast.AST) -> Iterator[str]:
+    """Every text, joined where Python joins it; ``…`` for what is put in."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+        elif isinstance(node, ast.JoinedStr):
+            parts = (part.value if isinstance(part, ast.Constant) else "…" for part in node.values)
+            yield "".join(map(str, parts))
