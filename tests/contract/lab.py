@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
@@ -195,18 +195,13 @@ class Lab:
 async def events_of(watch: Watch, count: int) -> list[Event]:
     """Return the next ``count`` events (all of the last batch, if that has more)."""
     found: list[Event] = []
-    batches = aiter_of(watch)
     while len(found) < count:
-        found += (await soon(batches.__anext__())).events
+        found += (await next_batch(watch)).events
     return found
 
 
-def aiter_of(watch: Watch) -> AsyncIterator[WatchBatch]:
-    return watch.__aiter__()
-
-
 async def next_batch(watch: Watch) -> WatchBatch:
-    return await soon(aiter_of(watch).__anext__())
+    return await soon(anext(aiter(watch)))
 
 
 async def soon(awaitable: Awaitable[T]) -> T:

@@ -29,7 +29,7 @@ from rdzv_etcd.etcd.port import (
 )
 from rdzv_etcd.settings.connection import Connection, Endpoint
 from rdzv_etcd.testing import MemoryEtcd
-from tests.contract.lab import aiter_of, soon
+from tests.contract.lab import soon
 from tests.support.servers import EtcdBinary, EtcdServer
 
 _NAMES = "abcd"
@@ -126,11 +126,10 @@ class Side:
         await self._etcd.txn(Txn((), (Put(last, b""),)))
         end = prefix_end(self._root)
         watch = self._etcd.watch(self._root, end, start_revision=self._base + 1)
-        batches = aiter_of(watch)
         seen: list[object] = []
         done = False
         while not done:
-            for event in (await soon(batches.__anext__())).events:
+            for event in (await soon(anext(aiter(watch)))).events:
                 done = event.kv.key == last
                 seen.append((event.kind, self._relative(event.kv)))
         await watch.close()
@@ -153,22 +152,17 @@ class Side:
 
     def _absolute(self, value: Any) -> Any:
         """Translate a drawn request into a real one."""
-        if isinstance(value, tuple):
-            return tuple(map(self._absolute, value))
-        if not dataclasses.is_dataclass(value) or isinstance(value, type):
-            return value
-        changes: dict[str, Any] = {}
-        for field in dataclasses.fields(value):
-            now = getattr(value, field.name)
-            if field.name in ("key", "range_end") and now is not None:
-                changes[field.name] = self._root + now
-            elif field.name == "lease_id" and now:
-                changes[field.name] = self._lease_base + now
-            elif isinstance(value, Compare) and field.name == "operand" and isinstance(now, int):
-                changes[field.name] = now + self._operand_base(value.target) if now else 0
-            else:
-                changes[field.name] = self._absolute(now)
-        return dataclasses.replace(value, **changes)
+
+        def change(owner: Any, name: str, now: Any) -> Any:
+            if name in ("key", "range_end") and now is not None:
+                return self._root + now
+            if name == "lease_id" and now:
+                return self._lease_base + now
+            if isinstance(owner, Compare) and name == "operand" and isinstance(now, int):
+                return now + self._operand_base(owner.target) if now else 0
+            return now
+
+        return _changed(value, change)
 
     def _operand_base(self, target: Target) -> int:
         if target in (Target.CREATE, Target.MOD):
@@ -177,16 +171,22 @@ class Side:
 
     def _relative(self, value: Any) -> Any:
         """Make a result comparable: revisions count from the beginning."""
-        if isinstance(value, tuple):
-            return tuple(map(self._relative, value))
-        if not dataclasses.is_dataclass(value) or isinstance(value, type):
-            return value
-        changes: dict[str, Any] = {}
-        for field in dataclasses.fields(value):
-            now = getattr(value, field.name)
-            moved = field.name in _REVISIONS and now
-            changes[field.name] = now - self._base if moved else self._relative(now)
-        return dataclasses.replace(value, **changes)
+
+        def change(_owner: Any, name: str, now: Any) -> Any:
+            return now - self._base if name in _REVISIONS and now else now
+
+        return _changed(value, change)
+
+
+def _changed(value: Any, change: Callable[[Any, str, Any], Any]) -> Any:
+    """Return the value with all fields in it, however deep, as ``change`` returns them."""
+    if isinstance(value, tuple):
+        return tuple(_changed(part, change) for part in value)
+    if not dataclasses.is_dataclass(value) or isinstance(value, type):
+        return value
+    fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    made = {name: _changed(change(value, name, now), change) for name, now in fields.items()}
+    return dataclasses.replace(value, **made)
 
 
 def _either(outcomes: set[object], step: Step) -> bool:

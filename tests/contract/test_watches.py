@@ -14,7 +14,7 @@ from rdzv_etcd.errors import (
     WatchLostError,
 )
 from rdzv_etcd.etcd.port import Delete, Event, EventKind, Get, KeyValue, Put, Txn, Watch
-from tests.contract.lab import Lab, aiter_of, events_of, next_batch, soon
+from tests.contract.lab import Lab, events_of, next_batch, soon
 
 
 async def test_a_watch_reports_puts_and_deletes(lab: Lab) -> None:
@@ -155,10 +155,9 @@ async def test_a_range_delete_is_reported_key_by_key_in_one_revision(lab: Lab) -
 
 async def test_giving_up_one_step_loses_nothing(lab: Lab) -> None:
     watch = lab.watch(start_revision=await lab.revision() + 1)
-    stream = aiter_of(watch)
     for number in range(20):
         with pytest.raises(asyncio.TimeoutError):
-            await asyncio.wait_for(stream.__anext__(), 0.01)
+            await asyncio.wait_for(anext(aiter(watch)), 0.01)
         await lab.put(f"{number:02}")
         assert (await next_batch(watch)).events[0].kv.key == lab.key(f"{number:02}")
 
@@ -268,34 +267,25 @@ async def test_a_watch_marks_that_it_has_resumed_if_asked_to(lab: Lab) -> None:
 
 
 @pytest.mark.usefixtures("own_server")
-async def test_a_watch_notices_that_everything_was_wiped(lab: Lab) -> None:
-    for number in range(20):
-        revision = await lab.put(str(number))
-    watch = lab.watch(start_revision=revision + 1)
-    await lab.put("a")
-    await events_of(watch, 1)
-    lab.operator.wipe()
-    with pytest.raises(RevisionRegressedError) as caught:
-        await next_batch(watch)
-    assert isinstance(caught.value, WatchLostError)
-    assert (caught.value.seen, caught.value.current) == (revision + 1, 1)
-    result = await lab.all()
-    assert (result.count, result.revision) == (0, 1)
-
-
-@pytest.mark.usefixtures("own_server")
-async def test_a_watch_notices_that_etcd_went_back_to_an_older_snapshot(lab: Lab) -> None:
-    kept = await lab.put("kept")
+@pytest.mark.parametrize("how", ["wiped", "restored from an older snapshot"])
+async def test_a_watch_notices_that_etcd_went_back(lab: Lab, how: str) -> None:
+    current = 1 if how == "wiped" else await lab.put("kept")
     lab.operator.save()
     for number in range(20):
         revision = await lab.put(str(number))
     watch = lab.watch(start_revision=revision + 1)
     await lab.put("a")
     await events_of(watch, 1)
-    lab.operator.restore()
+    if how == "wiped":
+        lab.operator.wipe()
+    else:
+        lab.operator.restore()
     with pytest.raises(RevisionRegressedError) as caught:
         await next_batch(watch)
-    assert (caught.value.seen, caught.value.current) == (revision + 1, kept)
+    assert isinstance(caught.value, WatchLostError)
+    assert (caught.value.seen, caught.value.current) == (revision + 1, current)
+    result = await lab.all()
+    assert (result.count, result.revision) == (0 if how == "wiped" else 1, current)
 
 
 # -- closing --------------------------------------------------------------------------------------
@@ -313,7 +303,7 @@ async def test_closing_a_watch_ends_its_iteration(lab: Lab) -> None:
     await watch.close()
     assert await soon(task) <= 1
     with pytest.raises(StopAsyncIteration):
-        await aiter_of(watch).__anext__()
+        await anext(aiter(watch))
 
 
 async def test_closing_a_connection_ends_its_watches_and_refuses_calls(lab: Lab) -> None:

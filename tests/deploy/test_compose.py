@@ -65,8 +65,13 @@ def test_nodes_get_the_clients_certificates_and_etcd_the_servers() -> None:
     }
 
 
-def test_no_authority_s_key_is_kept_and_no_service_gets_another_s(tmp_path: Path) -> None:
-    etcd, node = _made(tmp_path)
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return _made(tmp_path_factory.mktemp("made"))
+
+
+def test_no_authority_s_key_is_kept_and_no_service_gets_another_s(made: tuple[Path, Path]) -> None:
+    etcd, node = made
     for folder in (etcd, node):
         certified = {
             _public(x509.load_pem_x509_certificate(f.read_bytes()).public_key()): f.name
@@ -81,8 +86,8 @@ def test_no_authority_s_key_is_kept_and_no_service_gets_another_s(tmp_path: Path
     assert {file.name for file in node.glob("*-key.pem")} == {"client-key.pem", "foreign-key.pem"}
 
 
-def test_what_was_made_is_signed_and_is_not_made_again(tmp_path: Path) -> None:
-    etcd, node = _made(tmp_path)
+def test_what_was_made_is_signed_and_is_not_made_again(made: tuple[Path, Path]) -> None:
+    etcd, node = made
     for folder, authority, names in (
         (etcd, "ca", ("server", "health")),
         (node, "ca", ("client",)),
@@ -93,12 +98,12 @@ def test_what_was_made_is_signed_and_is_not_made_again(tmp_path: Path) -> None:
         command += files
         subprocess.run(command, check=True, capture_output=True, timeout=60)
     before = {file: file.read_bytes() for folder in (etcd, node) for file in folder.iterdir()}
-    assert _made(tmp_path) == (etcd, node)
+    assert _made(etcd.parent) == made
     assert {file: file.read_bytes() for file in before} == before
 
 
-def test_every_certificate_that_is_named_is_made(tmp_path: Path) -> None:
-    etcd, node = _made(tmp_path)
+def test_every_certificate_that_is_named_is_made(made: tuple[Path, Path]) -> None:
+    etcd, node = made
     for names, folder in ((ETCDS, etcd), (("node-tls",), node)):
         for name in names:
             texts = map(str, SERVICES[name]["environment"].values())

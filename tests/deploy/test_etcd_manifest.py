@@ -43,7 +43,7 @@ def endpoints(etcd_binary: EtcdBinary, certificates: Certificates, tmp_path: Pat
         yield ",".join(f"https://127.0.0.1:{ports[member, 2379]}" for member in range(MEMBERS))
 
 
-def test_the_manifest_s_members_form_a_cluster(
+def test_the_manifest_s_members_form_a_cluster_whose_certificate_is_checked(
     endpoints: str, certificates: Certificates, job_id: str
 ) -> None:
     assert len(endpoints.split(",")) == _stateful_set()["replicas"]
@@ -55,9 +55,6 @@ def test_the_manifest_s_members_form_a_cluster(
     settings = [node_settings(endpoints, job_id, "2", **files) for _ in range(2)]
     with Group(settings[0]) as one, Group(settings[1]) as two:
         assert {world.size for world in join_all([one, two])} == {2}
-
-
-def test_the_members_certificate_is_checked(endpoints: str, certificates: Certificates) -> None:
     port = int(endpoints.rpartition(":")[2])
     stranger = ssl.create_default_context(cafile=str(certificates.foreign_ca))
     with pytest.raises(ssl.SSLError):

@@ -26,7 +26,13 @@ pytestmark = pytest.mark.every_etcd
 def test_two_nodes_meet_as_the_user_and_nothing_else_is_allowed(
     documented_etcd: Callable[..., DocumentedEtcd], job_id: str
 ) -> None:
+    """The passwords are in no process list, and in no file that others can read."""
     etcd = documented_etcd()
+    for name in ("password", "root.password"):
+        password = (etcd.secret / name).read_text().strip()
+        assert len(password) == 64
+        assert password not in DOCUMENT.commands("users")
+        assert (etcd.secret / name).stat().st_mode & 0o077 == 0
     with Group(_settings(etcd, job_id)) as one, Group(_settings(etcd, job_id)) as two:
         worlds = join_all([one, two])
         assert sorted(world.rank for world in worlds) == [0, 1]
@@ -62,17 +68,6 @@ def test_a_role_per_job_keeps_one_jobs_workers_from_another_jobs_keys(
     assert done.returncode == 0, done.stderr
     with pytest.raises(EtcdAuthError):
         Group(_settings(etcd, "job-7", **own))
-
-
-def test_the_password_is_in_no_process_list_and_no_readable_file(
-    documented_etcd: Callable[..., DocumentedEtcd],
-) -> None:
-    etcd = documented_etcd()
-    for name in ("password", "root.password"):
-        password = (etcd.secret / name).read_text().strip()
-        assert len(password) == 64
-        assert password not in DOCUMENT.commands("users")
-        assert (etcd.secret / name).stat().st_mode & 0o077 == 0
 
 
 def test_a_full_etcd_takes_writes_again(documented_etcd: Callable[..., DocumentedEtcd]) -> None:

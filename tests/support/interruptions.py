@@ -17,16 +17,17 @@ class Interrupted(BaseException):
     """Stands for what a handler raises."""
 
 
-def interrupted_at(line: int, call: Callable[[], object]) -> bool:
+def interrupted_at(step: int, call: Callable[[], object], kind: str = "line") -> bool:
     """Call it, and raise :class:`Interrupted` in this thread just before the library's so-and-so
-    many-th line; tell whether there was one, or ``False`` if the call was done before that."""
-    left = line
+    many-th line, or ``opcode``; tell whether there were so many."""
+    left = step
 
     def trace(frame: FrameType, event: str, _argument: Any) -> Any:
         nonlocal left
         if not frame.f_code.co_filename.startswith(_LIBRARY):
             return None
-        if event == "line":
+        frame.f_trace_opcodes = kind == "opcode"
+        if event == kind:
             left -= 1
             if left == 0:
                 sys.settrace(None)

@@ -21,41 +21,6 @@ from tests.support.servers import EtcdServer
 FreshEtcd = Callable[..., EtcdServer]
 
 
-def test_keys_and_leases_are_seen_from_outside(etcd_server: EtcdServer, job_id: str) -> None:
-    root = f"/rdzv_etcd/{job_id}/".encode()
-    reply = etcd_server.gateway.call("/v3/lease/grant", {"TTL": "60"})
-    lease_id = int(reply["ID"])
-    revision = etcd_server.gateway.put(root + b"x", b"\x00\xff", lease_id)
-    stored = etcd_server.gateway.keys(root)[root + b"x"]
-    assert (stored.value, stored.lease_id, stored.create_revision) == (
-        b"\x00\xff",
-        lease_id,
-        revision,
-    )
-    assert lease_id in etcd_server.leases()
-    etcd_server.gateway.revoke(lease_id)
-    assert etcd_server.keys(root) == {}
-    assert lease_id not in etcd_server.leases()
-
-
-def test_restart_keeps_data_and_wipe_loses_it(fresh_etcd: FreshEtcd) -> None:
-    server = fresh_etcd()
-    server.gateway.put(b"k", b"v")
-    server.restart()
-    assert server.keys() == {b"k": b"v"}
-    server.wipe()
-    assert server.keys() == {}
-
-
-def test_a_paused_server_does_not_answer_until_resumed(fresh_etcd: FreshEtcd) -> None:
-    server = fresh_etcd()
-    server.pause()
-    with pytest.raises(OSError, match="timed out"):
-        server.gateway.call("/v3/lease/leases", {}, timeout_s=0.3)
-    server.resume()
-    assert server.leases() == set()
-
-
 def test_a_server_outlives_the_thread_that_started_it(fresh_etcd: FreshEtcd) -> None:
     server = fresh_etcd()
     server.stop()
