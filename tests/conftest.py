@@ -44,10 +44,6 @@ hypothesis.settings.register_profile("quick", _UNHURRIED, max_examples=30)
 hypothesis.settings.register_profile("whole", _UNHURRIED)
 
 
-_WHAT_ETCD_DOES = ("contract", "etcd")
-"""The folders of which every test is marked ``every_etcd``."""
-
-
 def pytest_addoption(parser: pytest.Parser) -> None:
     versions.add_option(parser)
 
@@ -75,11 +71,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_collection_finish() -> None:
     suite.freeze_what_is_imported()
-
-
-def pytest_collectstart(collector: pytest.Collector) -> None:
-    if isinstance(collector, pytest.Module) and collector.path.parent.name in _WHAT_ETCD_DOES:
-        collector.add_marker(versions.MARK)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

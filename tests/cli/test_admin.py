@@ -22,7 +22,6 @@ from tests.cli.tools import (
     nothing_is_written,
     plant_node,
     plant_round,
-    run_alone,
 )
 from tests.library.nodes import (
     RemoteNode,
@@ -37,7 +36,7 @@ from tests.support.servers import USER, USER_PASSWORD, EtcdServer
 
 @pytest.mark.parametrize("words", [("close",), ("reset",), ("drain", "one"), ("evict", "one")])
 def test_nothing_is_changed_where_nobody_can_be_asked(
-    etcd_server: EtcdServer, job_id: str, words: tuple[str, ...]
+    etcd_server: EtcdServer, job_id: str, act: Run, words: tuple[str, ...]
 ) -> None:
     keys = JobKeys(PREFIX, job_id)
     command, *more = words
@@ -47,7 +46,7 @@ def test_nothing_is_changed_where_nobody_can_be_asked(
         plant_round(etcd_server, job_id, ["one~1~a"])
         plant_node(etcd_server, job_id, "one~1~a")
     before = etcd_server.keys(keys.root)
-    done = run_alone(command, job_id, *more, "--endpoint", etcd_server.endpoint)
+    done = act(command, job_id, *more)
     assert (done.code, "--yes" in done.err) == (1, True), done
     assert etcd_server.keys(keys.root) == before
 

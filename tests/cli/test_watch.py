@@ -81,6 +81,7 @@ def test_in_a_pipe_each_event_is_a_json_object(etcd_server: EtcdServer, job_id: 
     assert (ended["succeeded"], ended["reason"]) == (False, "enough")
 
 
+@pytest.mark.slow
 def test_an_etcd_that_goes_away_is_told_and_outlived(
     fresh_etcd: Callable[..., EtcdServer], job_id: str
 ) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.contract.lab import Lab, Runner, run_in_memory, run_on_server, run_simulated
+from tests.support import versions
 from tests.support.servers import EtcdBinary, EtcdServer, find_binaries
 
 _KINDS = [
@@ -58,6 +59,11 @@ def lab(
 @pytest.fixture
 def own_server() -> None:
     """Marks tests that wipe or restart their server."""
+
+
+def pytest_collectstart(collector: pytest.Collector) -> None:
+    if isinstance(collector, pytest.Module):
+        collector.add_marker(versions.MARK)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -16,6 +16,8 @@ from rdzv_etcd.settings.connection import Credentials
 from tests.etcd.tools import END, PREFIX, InOrder, client_of, in_background, put, soon
 from tests.support.servers import USER, USER_PASSWORD, EtcdServer
 
+pytestmark = pytest.mark.every_etcd
+
 TRAINER = Credentials(USER, USER_PASSWORD)
 TOKEN_TTL_S = 2.0
 
@@ -35,6 +37,7 @@ async def test_an_expired_token_is_renewed_on_calls(auth_etcd: EtcdServer) -> No
         assert await client.revoke(lease.lease_id)
 
 
+@pytest.mark.slow
 async def test_an_expired_token_is_renewed_on_streams(
     fresh_etcd: Callable[..., EtcdServer],
 ) -> None:

@@ -13,6 +13,8 @@ from rdzv_etcd.etcd.port import Get
 from tests.etcd.tools import LIMIT_S, PREFIX, client_of, put
 from tests.support.servers import ENOUGH_TO_FILL, EtcdServer
 
+pytestmark = pytest.mark.every_etcd
+
 CODE = grpc.StatusCode
 FAILED = "failed to connect to all addresses; last error: "
 TIMED_OUT = "etcdserver: request timed out"

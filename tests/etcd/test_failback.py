@@ -37,6 +37,7 @@ def streams(server: EtcdServer) -> float:
     return server.metrics().total("etcd_debugging_mvcc_watch_stream_total")
 
 
+@pytest.mark.slow
 async def test_after_a_rolling_upgrade_every_client_is_where_it_was(cluster: EtcdCluster) -> None:
     members = cluster.members
     async with AsyncExitStack() as stack:

@@ -82,6 +82,7 @@ async def test_a_write_to_a_stopped_server_has_an_unknown_outcome(server: EtcdSe
         assert kv.create_revision == kv.mod_revision
 
 
+@pytest.mark.slow
 async def test_a_half_open_connection_is_noticed_by_pings(server: EtcdServer) -> None:
     """One endpoint, connected and silent: a long call ends when the pings stay unanswered."""
     async with client_of(server) as client:

@@ -13,6 +13,8 @@ from rdzv_etcd.settings.connection import Credentials
 from tests.etcd.tools import END, PREFIX, client_of, in_background, put, soon
 from tests.support.servers import USER, USER_PASSWORD, EtcdServer
 
+pytestmark = pytest.mark.every_etcd
+
 READS = tuple(Get(PREFIX + b"read%d" % n) for n in range(100))
 ABSENT = Compare(PREFIX + b"read0", Target.VERSION, Relation.EQUAL, 0)
 

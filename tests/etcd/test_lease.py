@@ -14,6 +14,8 @@ from rdzv_etcd.etcd.port import Get
 from tests.etcd.tools import LIMIT_S, PREFIX, client_of, in_background, put, run
 from tests.support.servers import EtcdCluster, EtcdServer
 
+pytestmark = pytest.mark.every_etcd
+
 
 async def test_a_reply_that_does_not_come_is_an_error_in_time(server: EtcdServer) -> None:
     async with client_of(server) as client:

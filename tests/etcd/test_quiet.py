@@ -53,7 +53,7 @@ def main(port):
             assert await client.keep_alive(lease.lease_id) == 60
     stop = threading.Event()
     work = asyncio.run_coroutine_threadsafe(busy(), loop)
-    for number in range(10):
+    for number in range(4):
         subprocess.run([sys.executable, "-c", ""], check=True)
         # with a preexec_fn it is a real fork, not vfork
         subprocess.run(["true"], check=True, preexec_fn=nothing)

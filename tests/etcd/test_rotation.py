@@ -78,6 +78,7 @@ async def test_files_that_are_replaced_one_by_one_are_used_when_they_fit(
         await client.get(Get(PREFIX))
 
 
+@pytest.mark.slow
 async def test_a_password_that_was_changed_is_read_again(
     server: EtcdServer, tmp_path: Path
 ) -> None:

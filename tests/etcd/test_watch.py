@@ -14,6 +14,8 @@ from tests.etcd.tools import END, PREFIX, client_of, in_background, put, soon
 from tests.library.nodes import wait_until
 from tests.support.servers import EtcdCluster, EtcdServer
 
+pytestmark = pytest.mark.every_etcd
+
 
 async def names(watch: Watch, count: int) -> list[bytes]:
     """The next ``count`` keys that the watch reports, without the prefix."""
