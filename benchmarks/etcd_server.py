@@ -13,9 +13,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from prometheus_client.samples import Sample
+
 from benchmarks.environment import file_system
 from benchmarks.options import UnusableError
-from tests.support.gateway import Sample
 from tests.support.servers import EtcdBinary, EtcdServer, examine, find_binaries
 
 

@@ -11,10 +11,19 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
 from benchmarks import options, results
 from benchmarks.drawing import save
 from benchmarks.plots import DRAW
-from benchmarks.progress import progress
+from benchmarks.results import console
 
 Document = dict[str, Any]
 
@@ -48,7 +57,7 @@ def recording(
     If the run ends early, by Ctrl-C or an error, its samples are written to
     ``FILE.unfinished.json`` and shown, and the exception goes on.
     """
-    with progress(benchmark, parts) as advance:
+    with _progress(benchmark, parts) as advance:
         record = Recording(advance)
         path, finished = args.json, False
         try:
@@ -64,3 +73,21 @@ def recording(
                 show(record.document)
     if args.plot is not None:
         save(DRAW[benchmark](record.document), args.plot)
+
+
+@contextlib.contextmanager
+def _progress(what: str, total: int) -> Iterator[Callable[[str], None]]:
+    """Yield a function to call after each of ``total`` parts with that part's name.
+
+    It shows a bar on a terminal, a line for each part elsewhere.
+    """
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console) as bar:
+        task = bar.add_task(what, total=total)
+
+        def advance(part: str) -> None:
+            bar.update(task, advance=1, description=f"{what}: {part}")
+            if not console.is_terminal:
+                console.print(f"{what}: {bar.tasks[task].completed:g} of {total} done: {part}")
+
+        yield advance

@@ -59,7 +59,7 @@ def doctor(cli: Run) -> Run:
 
 
 def test_a_healthy_job_has_no_failure(
-    etcd_server: EtcdServer, job_id: str, doctor: Run, cli: Run
+    etcd_server: EtcdServer, job_id: str, doctor: Run, act: Run
 ) -> None:
     with groups(node_settings(etcd_server, job_id, "1:2"), 2) as nodes:
         join_all(nodes)
@@ -77,7 +77,7 @@ def test_a_healthy_job_has_no_failure(
             ("host.versions", "torch 2."),
         ):
             shows(done, "ok", check, text)
-        shown = cli("doctor", job_id, "--endpoint", etcd_server.endpoint)
+        shown = act("doctor", job_id)
         assert shown.out.splitlines()[-1].startswith("0 failures, ")
 
 
@@ -163,28 +163,22 @@ def test_a_client_certificate_is_used_for_the_pages_too(
 # --- what this user may do ------------------------------------------------------------------------
 
 
-@pytest.fixture
-def user(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RDZV_ETCD_USER", USER)
-    monkeypatch.setenv("RDZV_ETCD_PASSWORD", USER_PASSWORD)
-
-
-def test_a_wrong_password(
-    auth_etcd: EtcdServer, user: None, monkeypatch: pytest.MonkeyPatch, doctor: Run
+def test_no_user_or_a_wrong_password(
+    auth_etcd: EtcdServer, monkeypatch: pytest.MonkeyPatch, doctor: Run
 ) -> None:
+    shows(doctor(auth_etcd), "fail", "etcd.endpoints", "RDZV_ETCD_USER")
+    monkeypatch.setenv("RDZV_ETCD_USER", USER)
     monkeypatch.setenv("RDZV_ETCD_PASSWORD", "wrong")
     done = doctor(auth_etcd)
     shows(done, "fail", "etcd.endpoints", "user name or password")
     assert "wrong" not in done.out
 
 
-def test_no_user(auth_etcd: EtcdServer, doctor: Run) -> None:
-    shows(doctor(auth_etcd), "fail", "etcd.endpoints", "RDZV_ETCD_USER")
-
-
 def test_a_role_for_another_prefix(
-    auth_etcd: EtcdServer, user: None, job_id: str, doctor: Run
+    auth_etcd: EtcdServer, monkeypatch: pytest.MonkeyPatch, job_id: str, doctor: Run
 ) -> None:
+    monkeypatch.setenv("RDZV_ETCD_USER", USER)
+    monkeypatch.setenv("RDZV_ETCD_PASSWORD", USER_PASSWORD)
     done = doctor(auth_etcd, job_id, "--conf=etcd_prefix=/elsewhere")
     denied = f"user '{USER}' may not read under /elsewhere/"
     shows(done, "fail", "etcd.permission", "grant-permission", denied)

@@ -15,19 +15,18 @@ from tests.library.nodes import at_once, groups, join_all, node_settings
 from tests.support.servers import EtcdServer
 
 
-def test_each_round_is_told_with_its_time(etcd_server: EtcdServer, job_id: str, cli: Run) -> None:
-    words = ("history", job_id, "--endpoint", etcd_server.endpoint)
+def test_each_round_is_told_with_its_time(etcd_server: EtcdServer, job_id: str, act: Run) -> None:
     began_s = time.time()
     with groups(node_settings(etcd_server, job_id, "1:2"), 2) as (one, two):
         join_all([one, two])
         two.leave("needed elsewhere")
         one.join()
-        done = cli(*words, "--json")
+        done = act("history", job_id, "--json")
         ended_s = time.time()
         first, second = done.json["history"]["rounds"]
         assert began_s - 0.001 <= first["wall_s"] <= second["wall_s"] <= ended_s + 0.001
         assert (second["lost"], second["left"]) == ({}, {two.node_id: "needed elsewhere"})
-        shown = cli(*words).out
+        shown = act("history", job_id).out
     assert re.search(r"^ROUND +WHEN +NODES", shown, re.MULTILINE)
     for number, note, size in ((1, first, 2), (2, second, 1)):
         at = when(note["wall_s"], ended_s)
@@ -35,65 +34,62 @@ def test_each_round_is_told_with_its_time(etcd_server: EtcdServer, job_id: str, 
 
 
 def test_a_drained_node_is_not_a_host_to_look_at(
-    etcd_server: EtcdServer, job_id: str, cli: Run
+    etcd_server: EtcdServer, job_id: str, act: Run
 ) -> None:
     keys = JobKeys(PREFIX, job_id)
     for number, how in [(each, "left: drained: updates") for each in range(2, 12)]:
         audit = {"v": 1, "round": number, "change": {"lost": {"gpu-7~1~a": how}, "waiters": []}}
         value = json.dumps(audit).encode()
         etcd_server.gateway.put(keys.audit(number, "run"), value, lease(etcd_server))
-    out = cli("history", job_id, "--endpoint", etcd_server.endpoint).out
+    out = act("history", job_id).out
     assert left("gpu-7", "drained: updates") in out
     assert "lost" not in out
 
 
 def test_before_the_first_round_it_says_what_status_does(
-    etcd_server: EtcdServer, job_id: str, cli: Run
+    etcd_server: EtcdServer, job_id: str, act: Run
 ) -> None:
-    words = ("history", job_id, "--endpoint", etcd_server.endpoint)
-    done = cli(*words)
+    done = act("history", job_id)
     assert (done.code, "nothing is recorded for it" in done.out) == (2, True)
     plant_node(etcd_server, job_id, "one~1~a")
-    done = cli(*words)
+    done = act("history", job_id)
     assert (done.code, "waits for round 1: 1 node (1 to 2 wanted)" in done.out) == (0, True)
-    assert cli(*words, "--json").json["history"]["rounds"] == []
+    assert act("history", job_id, "--json").json["history"]["rounds"] == []
 
 
 def test_why_members_came_back_is_told_and_outlives_the_job(
-    etcd_server: EtcdServer, job_id: str, cli: Run
+    etcd_server: EtcdServer, job_id: str, act: Run
 ) -> None:
     """Also that it is the same again and again."""
-    words = ("history", job_id, "--endpoint", etcd_server.endpoint)
     why = "worker of rank 1 was killed by SIGSEGV\x1b[2J"
     with groups(node_settings(etcd_server, job_id, "2", ended_ttl=600), 2) as (one, two):
         join_all([one, two])
         for _ in range(5):
             at_once([one.join, partial(two.join, because=why)])
         one.finish("done")
-    told = cli(*words, "--json").json["history"]
+    told = act("history", job_id, "--json").json["history"]
     assert [each["round"] for each in told["rounds"]] == [1, 2, 3, 4, 5, 6]
     shown = why.replace("\x1b", "\\x1b")
     assert [each["back_because"] for each in told["rounds"][1:]] == [{two.node_id: shown}] * 5
     assert told["ended"][0]["reason"] == "done"
-    out = " ".join(cli(*words).out.split())
+    out = " ".join(act("history", job_id).out.split())
     assert rejoined("", shown) in out
     assert (
         f"! most of 5 rounds ended because a member rejoined, the last time because {shown}" in out
     )
 
 
-def test_who_was_kept_out_is_named_once(etcd_server: EtcdServer, job_id: str, cli: Run) -> None:
+def test_who_was_kept_out_is_named_once(etcd_server: EtcdServer, job_id: str, act: Run) -> None:
     keys, put = JobKeys(PREFIX, job_id), etcd_server.gateway.put
     why = "it was started with min_nodes=3, max_nodes=3"
     refused = {"node": "gpu-7~1~a", "why": why, "wall_s": 1e9}
     for number, noted in ((1, refused), (2, refused)):
         audit = {"v": 1, "round": number, "refused": noted}
         put(keys.audit(number, "run"), json.dumps(audit).encode(), lease(etcd_server))
-    words = ("history", job_id, "--endpoint", etcd_server.endpoint)
     at = when(1e9, time.time())
     line = f"gpu-7 could not join at {at}: {why}"
-    assert cli(*words).out.splitlines().count(line) == 1
-    told = cli(*words, "--json").json["history"]["rounds"]
+    assert act("history", job_id).out.splitlines().count(line) == 1
+    told = act("history", job_id, "--json").json["history"]["rounds"]
     assert [each["refused"] for each in told] == [refused] * 2
 
 

@@ -34,27 +34,24 @@ def times(notes: list[Note], *ended: Ended) -> list[tuple[float, float]]:
 
 
 def test_a_job_s_rounds_are_drawn(
-    etcd_server: EtcdServer, job_id: str, cli: Run, tmp_path: Path
+    etcd_server: EtcdServer, job_id: str, act: Run, tmp_path: Path
 ) -> None:
-    words = ("history", job_id, "--endpoint", etcd_server.endpoint)
     with groups(node_settings(etcd_server, job_id, "1:2", ended_ttl=600), 2) as (one, two):
         join_all([one, two])
         two.leave("needed elsewhere")
         one.join()
-        standing = cli(*words, "--plot", tmp_path / "standing.png")
+        standing = act("history", job_id, "--plot", tmp_path / "standing.png")
         one.finish("done")
-    drawn = cli(*words, "--json", "--plot", tmp_path / "job.svg")
+    drawn = act("history", job_id, "--json", "--plot", tmp_path / "job.svg")
     assert (standing.code, standing.err, drawn.code, drawn.err) == (0, "", 0, "")
     assert len(drawn.json["history"]["rounds"]) == 2
     assert (tmp_path / "standing.png").read_bytes().startswith(b"\x89PNG")
     assert (tmp_path / "job.svg").read_text().startswith("<?xml")
 
 
-def test_where_nothing_is_known_no_picture_is_made(
-    etcd_server: EtcdServer, job_id: str, cli: Run, tmp_path: Path
-) -> None:
+def test_where_nothing_is_known_no_picture_is_made(job_id: str, act: Run, tmp_path: Path) -> None:
     path = tmp_path / "job.svg"
-    done = cli("history", job_id, "--endpoint", etcd_server.endpoint, "--plot", path)
+    done = act("history", job_id, "--plot", path)
     assert done.code == 2
     assert done.err == f"rdzv-etcd: {path} is not written: no round of job {job_id!r} is known\n"
     assert not path.exists()

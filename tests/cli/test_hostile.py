@@ -24,7 +24,7 @@ def is_harmless(text: str) -> bool:
 
 @pytest.mark.parametrize("command", ["status", "history", "doctor"])
 def test_names_reasons_and_values_are_shown_as_text(
-    etcd_server: EtcdServer, job_id: str, cli: Run, command: str
+    etcd_server: EtcdServer, job_id: str, act: Run, command: str
 ) -> None:
     keys, put = JobKeys(PREFIX, job_id), etcd_server.gateway.put
     plant_node(etcd_server, job_id, "[red]one[/red]~1~a", leaving=EVIL)
@@ -43,39 +43,39 @@ def test_names_reasons_and_values_are_shown_as_text(
     put(keys.drain("[red]one[/red]~1~a"), encode_drain(Drain("[b]who[/b]", EVIL)), stranger)
     out = encode_refused(Refused("[i]out[/i]~9~z", JobSettings(7, 7), -1e300, EVIL))
     put(keys.refused, out, stranger)
-    done = cli(command, job_id, "--endpoint", etcd_server.endpoint)
+    done = act(command, job_id)
     assert is_harmless(done.out), done.out
     assert done.err == ""
     assert "[red]" in done.out or "[b" in done.out  # no markup was taken out of it
-    told = cli(command, job_id, "--json", "--endpoint", etcd_server.endpoint)
+    told = act(command, job_id, "--json")
     assert told.out.isascii()
     assert told.json
     if command == "status":
         assert told.json["status"]["refused"]["why"] == EVIL
 
 
-def test_a_job_s_name_is_text_as_well(etcd_server: EtcdServer, job_id: str, cli: Run) -> None:
+def test_a_job_s_name_is_text_as_well(etcd_server: EtcdServer, job_id: str, act: Run) -> None:
     name = f"{job_id}{EVIL}"
     plant_node(etcd_server, name, "one~1~a")
-    done = cli("status", "--endpoint", etcd_server.endpoint)
+    done = act("status")
     assert is_harmless(done.out)
     assert job_id in done.out
-    assert cli("status", name, "--json", "--endpoint", etcd_server.endpoint).code == 1
+    assert act("status", name, "--json").code == 1
 
 
 @pytest.mark.parametrize("value", [b"", b"null", b"{}", b"\xff", b"[" * 100_000, b"x" * 1_000_000])
 @pytest.mark.parametrize("key", ["round", "leader", "change", "ended", "epoch"])
 def test_a_control_key_that_cannot_be_read_is_named(
-    etcd_server: EtcdServer, job_id: str, cli: Run, key: str, value: bytes
+    etcd_server: EtcdServer, job_id: str, act: Run, key: str, value: bytes
 ) -> None:
     etcd_server.gateway.put(getattr(JobKeys(PREFIX, job_id), key), value)
-    done = cli("status", job_id, "--endpoint", etcd_server.endpoint)
+    done = act("status", job_id)
     assert done.code == 2
     assert f"ctl/{key}" in done.out
     assert is_harmless(done.out)
-    listed = cli("status", "--endpoint", etcd_server.endpoint)
+    listed = act("status")
     assert listed.code == 0
-    history = cli("history", job_id, "--endpoint", etcd_server.endpoint)
+    history = act("history", job_id)
     assert (history.code, f"ctl/{key}" in history.err) == (1, True)
 
 

@@ -137,7 +137,7 @@ def test_one_that_waits_and_has_a_seat_is_no_spare(
 
 
 def test_a_node_that_other_settings_keep_out_is_named(
-    etcd_server: EtcdServer, job_id: str, status: Run, cli: Run
+    etcd_server: EtcdServer, job_id: str, status: Run, act: Run
 ) -> None:
     key, put = JobKeys(PREFIX, job_id).refused, etcd_server.gateway.put
     joined_us = int((time.time() - 5) * 1e6)
@@ -151,14 +151,14 @@ def test_a_node_that_other_settings_keep_out_is_named(
     assert "the first of them joined " in out
     started = "it was started with min_nodes=3, max_nodes=3"
     assert re.search(rf"elsewhere could not join \(1 min.* ago\): {started}", out)
-    doctor = cli("doctor", job_id, "--endpoint", etcd_server.endpoint)
+    doctor = act("doctor", job_id)
     assert "warn  elsewhere could not join" in doctor.out
     put(key, refused)  # it would stay
     assert "could not join" not in status(job_id).out
 
 
 def test_a_node_that_does_not_pass_its_gate_is_named(
-    etcd_server: EtcdServer, job_id: str, status: Run, cli: Run
+    etcd_server: EtcdServer, job_id: str, status: Run, act: Run
 ) -> None:
     settings = node_settings(etcd_server, job_id, "1", gate_command="sh -c 'echo no GPU; exit 3'")
     help_ = "fix what its gate checks, or keep that host out of the job"
@@ -174,7 +174,7 @@ def test_a_node_that_does_not_pass_its_gate_is_named(
         refused = status(job_id, "--json").json["status"]["refused"]
         assert refused["node"] == node.node_id
         assert re.fullmatch(r"its gate .*sh -c .* ended with exit code 3: no GPU", refused["why"])
-        doctor = cli("doctor", job_id, "--endpoint", etcd_server.endpoint)
+        doctor = act("doctor", job_id)
         assert re.search(f"warn  {host}{line}", doctor.out)
         assert f"-> {help_}" in doctor.out
     passing = node_settings(etcd_server, job_id, "1", gate_command="true")
@@ -204,7 +204,7 @@ def test_a_job_that_nobody_knows(job_id: str, status: Run) -> None:
 
 
 def test_a_job_whose_nodes_all_died_is_not_unknown(
-    etcd_server: EtcdServer, job_id: str, status: Run, cli: Run
+    etcd_server: EtcdServer, job_id: str, status: Run, act: Run
 ) -> None:
     """`history` says the same. Of a job whose leases have run out its audits are left."""
     audit = b'{"v": 1, "round": 1}'
@@ -214,7 +214,7 @@ def test_a_job_whose_nodes_all_died_is_not_unknown(
     assert "GONE  all its nodes died or left, and none of them closed it" in done.out
     assert f"next: see rdzv-etcd history {job_id}" in done.out
     assert status(job_id, "--json").json["status"]["state"] == "gone"
-    history = cli("history", job_id, "--endpoint", etcd_server.endpoint)
+    history = act("history", job_id)
     assert history.code == 0
     assert history.out.splitlines()[-1] == "all its nodes died or left, and none of them closed it"
 

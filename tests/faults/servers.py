@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import pytest
@@ -47,30 +48,24 @@ def make_room(gateway: Gateway) -> None:
         gateway.call("/v3/maintenance/alarm", {**alarm, "action": "DEACTIVATE"})
 
 
-class Compactor:
-    """Writes something and compacts away all history, again and again, until it is closed."""
+@contextmanager
+def compacting(gateway: Gateway, every_s: float) -> Iterator[Callable[[], int]]:
+    """Write something and compact away all history, again and again; yields what returns how
+    often that was."""
+    stop, done = threading.Event(), 0
 
-    def __init__(self, gateway: Gateway, every_s: float) -> None:
-        self._gateway = gateway
-        self._every_s = every_s
-        self._stop = threading.Event()
-        self._error: Exception | None = None
-        self.times = 0
-        self._thread = threading.Thread(target=self._run, name="compactor")
-        self._thread.start()
+    def work() -> None:
+        nonlocal done
+        while not stop.wait(every_s):
+            for _ in range(3):
+                revision = gateway.put(b"/elsewhere", b"")
+            gateway.compact(revision)
+            done += 1
 
-    def _run(self) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        working = pool.submit(work)
         try:
-            while not self._stop.wait(self._every_s):
-                for _ in range(3):
-                    revision = self._gateway.put(b"/elsewhere", b"")
-                self._gateway.compact(revision)
-                self.times += 1
-        except (OSError, GatewayError) as error:
-            self._error = error
-
-    def close(self) -> None:
-        self._stop.set()
-        self._thread.join(LIMIT_S)
-        if self._error is not None:
-            raise self._error
+            yield lambda: done
+        finally:
+            stop.set()
+        working.result(LIMIT_S)

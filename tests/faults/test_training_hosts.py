@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from tests.faults.servers import Compactor
+from tests.faults.servers import compacting
 from tests.support import netns
 from tests.support.bridge import FaultBridge
 from tests.support.netns import Host, Network
@@ -119,21 +119,17 @@ def _first_logged_s(agent: Agent) -> int:
 
 def test_etcd_compacts_every_second(site: Site) -> None:
     """Also what nodes have not read yet, cut off for a moment: they read again."""
-    with site.training.undisturbed():
-        compactor = Compactor(site.etcd.gateway, every_s=1.0)
-        try:
-            site.training.train_for(TTL_S)
-            for bridge in site.bridges.values():
-                bridge.black_hole()
-            done = compactor.times
-            site.training.wait_until("compactions", lambda: compactor.times >= done + 2)
-            for bridge in site.bridges.values():
-                bridge.reset()  # watches must begin again, at a revision that is gone
-                bridge.heal()
-            site.training.wait_present()
-            site.training.train_for(TTL_S)
-        finally:
-            compactor.close()
+    with site.training.undisturbed(), compacting(site.etcd.gateway, every_s=1.0) as times:
+        site.training.train_for(TTL_S)
+        for bridge in site.bridges.values():
+            bridge.black_hole()
+        done = times()
+        site.training.wait_until("compactions", lambda: times() >= done + 2)
+        for bridge in site.bridges.values():
+            bridge.reset()  # watches must begin again, at a revision that is gone
+            bridge.heal()
+        site.training.wait_present()
+        site.training.train_for(TTL_S)
 
 
 @pytest.mark.release  # test_network.py has twice as much, without torchrun

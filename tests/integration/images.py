@@ -27,7 +27,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from packaging.requirements import Requirement
+from tests.support.requirements import closure
 
 PROJECT = Path(__file__).parents[2]
 
@@ -116,7 +116,7 @@ def build_node_base(folder: Path) -> bool:
     if suite is None:
         known = " or ".join(f"{major}.{minor}" for major, minor in _SUITES)
         raise ImageError(f"the node's base needs Python {known}; this is {sys.version.split()[0]}")
-    packages = sorted(_needed_packages())
+    packages = sorted(closure("pip", "rdzv-etcd[examples]") - {"rdzv-etcd"})
     versions = [f"{name}=={importlib.metadata.version(name)}" for name in packages]
     fingerprint = _fingerprint(suite, *versions)
     if _is_built(NODE_BASE_IMAGE, fingerprint):
@@ -153,25 +153,6 @@ def _install_debian(suite: str, root: Path) -> None:
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     if result.returncode != 0:
         raise ImageError(f"mmdebstrap failed:\n{result.stderr[-4000:]}")
-
-
-def _needed_packages() -> set[str]:
-    """Name everything the project with its example needs, as installed here, and pip."""
-    found: set[str] = set()
-    waiting = [Requirement("pip"), Requirement("rdzv-etcd[examples]")]
-    while waiting:
-        needed = waiting.pop()
-        name = needed.name.lower().replace("_", "-")
-        if name in found and not needed.extras:
-            continue
-        found.add(name)
-        environments = [{"extra": extra} for extra in ("", *needed.extras)]
-        for text in importlib.metadata.requires(name) or ():
-            dependency = Requirement(text)
-            marker = dependency.marker
-            if marker is None or any(marker.evaluate(one) for one in environments):
-                waiting.append(dependency)
-    return found - {"rdzv-etcd"}
 
 
 def _copy_package(name: str, site: Path) -> None:

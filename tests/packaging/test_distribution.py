@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import email
-import importlib.metadata
 import re
 import shutil
 import subprocess
@@ -18,6 +17,7 @@ import pytest
 from packaging.requirements import Requirement
 
 import rdzv_etcd
+from tests.support.requirements import closure
 
 ROOT = Path(__file__).parents[2]
 
@@ -167,45 +167,14 @@ def test_the_extra_for_developers_brings_every_other_one(built: Built) -> None:
 
 @pytest.mark.slow
 def test_the_dockerfile_asks_for_the_torch_that_the_package_needs(built: Built) -> None:
-    (needed,) = (one for one in _requirements(built.metadata, "") if one.name == "torch")
+    own = map(Requirement, built.metadata.get_all("Requires-Dist", []))
+    (needed,) = (one for one in own if one.name == "torch")
     (asked,) = re.findall(r'"(torch[><=][^"]*)"', (ROOT / "Dockerfile").read_text(encoding="utf-8"))
     assert Requirement(asked) == needed
     script = (ROOT / "tools/test.sh").read_text(encoding="utf-8")
     assert f"RDZV_ETCD_TORCH:-{needed}" in script
 
 
-def _requirements(metadata: Message, *extras: str) -> list[Requirement]:
-    """What an installation with exactly these extras asks for; ``""`` is none."""
-    found = []
-    for text in metadata.get_all("Requires-Dist", []):
-        requirement = Requirement(text)
-        marker = requirement.marker
-        if marker is None or any(marker.evaluate({"extra": extra}) for extra in extras):
-            found.append(requirement)
-    return found
-
-
 def _closure(metadata: Message, extra: str) -> set[str]:
-    """Name every distribution that an extra brings, as far as they are installed here."""
-    found: set[str] = set()
-    waiting = [(requirement, "") for requirement in _requirements(metadata, "", extra)]
-    seen: set[tuple[str, frozenset[str]]] = set()
-    while waiting:
-        requirement, _ = waiting.pop()
-        name = re.sub(r"[-_.]+", "-", requirement.name).lower()
-        key = (name, frozenset(requirement.extras))
-        if key in seen:
-            continue
-        seen.add(key)
-        found.add(name)
-        if name == "rdzv-etcd":
-            own = _requirements(metadata, "", *requirement.extras)
-            waiting += [(one, "") for one in own]
-            continue
-        try:
-            described = importlib.metadata.metadata(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue  # such as one for another Python
-        needs = _requirements(described, "", *requirement.extras)  # type: ignore[arg-type]
-        waiting += [(one, "") for one in needs]
-    return found
+    own = metadata.get_all("Requires-Dist", [])
+    return closure(f"rdzv-etcd[{extra}]", instead={"rdzv-etcd": own})

@@ -9,13 +9,13 @@ from __future__ import annotations
 import base64
 import http.client
 import json
-import re
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import tenacity
+from prometheus_client.parser import text_string_to_metric_families
 
 _TOKENS = 20
 """How many tokens to try for one call: on a slow machine a short-lived one may be too old."""
@@ -46,20 +46,12 @@ class StoredKey:
     lease_id: int
 
 
-@dataclass(frozen=True)
-class Sample:
-    """One line of Prometheus text."""
-
-    name: str
-    labels: Mapping[str, str]
-    value: float
-
-
 class Metrics:
-    """A parsed ``/metrics`` page."""
+    """A ``/metrics`` page."""
 
-    def __init__(self, samples: tuple[Sample, ...]) -> None:
-        self.samples = samples
+    def __init__(self, text: str) -> None:
+        families = text_string_to_metric_families(text)
+        self.samples = [sample for family in families for sample in family.samples]
 
     def total(self, name: str, **labels: str) -> float:
         """Return the sum of all samples of that name whose labels include ``labels``."""
@@ -189,19 +181,6 @@ class Gateway:
             raise ConnectionError(f"{path}: {error!r}") from error
         finally:
             connection.close()
-
-
-def parse_metrics(text: str) -> Metrics:
-    """Parse Prometheus text exposition (names, labels, values; no escapes in etcd's labels)."""
-    samples = []
-    for line in text.splitlines():
-        if line.startswith("#") or not line.strip():
-            continue
-        head, value = line.rsplit(" ", 1)
-        name, _, rest = head.partition("{")
-        labels = dict(re.findall(r'(\w+)="([^"]*)"', rest))
-        samples.append(Sample(name, labels, float(value)))
-    return Metrics(tuple(samples))
 
 
 def _stored(kv: Mapping[str, str]) -> StoredKey:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.support.gateway import Gateway, GatewayError, Metrics, parse_metrics
+from tests.support.gateway import Gateway, GatewayError, Metrics
 from tests.support.processes import end, free_port, spawn
 
 if TYPE_CHECKING:  # the benchmarks need servers, and no certificates
@@ -318,7 +318,7 @@ class EtcdServer:
 
     def metrics(self) -> Metrics:
         """Return the server's Prometheus metrics."""
-        return parse_metrics(self._metrics_page.get_text("/metrics"))
+        return Metrics(self._metrics_page.get_text("/metrics"))
 
     def keys(self, prefix: bytes = b"") -> dict[bytes, bytes]:
         """Return all keys under ``prefix`` with their values."""
