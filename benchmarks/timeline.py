@@ -8,8 +8,6 @@ from typing import Any
 NOBODY_LOST = ("node-added", "worker-crash")
 """Cases in which there is no loss to learn of."""
 WAIT, FORMING, UNSPLIT = "wait_for_loss", "forming", "wait_and_form"
-PARTS = ("detection", "worker_stop", WAIT, FORMING, UNSPLIT, "worker_start", "first_step")
-"""In order; either ``UNSPLIT`` or the two before it."""
 
 Sample = Mapping[str, Any]
 

@@ -1,6 +1,7 @@
 """Every command of ``python -m benchmarks`` runs in its smallest form and writes what it measured.
 
-No time is asserted: these tests show that the benchmarks work, not what they measure.
+No time is asserted: these tests show that the benchmarks work, not what they measure. CI
+runs two of them, and mypy looks at all; the others run before a release, when they are of use.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def test_latency(tmp_path: Path) -> None:
         assert sample["requests_per_node"] > 0
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_agent(tmp_path: Path) -> None:
     document = run(
         tmp_path, "agent", "--nodes=1", "--repeat=1", "--idle=0.5", "--backends=etcd3,none"
@@ -64,7 +65,7 @@ def test_agent(tmp_path: Path) -> None:
     assert with_plugin["modules"] == ["rdzv_etcd", "rdzv_etcd.torch_plugin"]
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_store(tmp_path: Path) -> None:
     document = run(
         tmp_path,
@@ -130,9 +131,9 @@ def test_the_fit_finds_the_exponent() -> None:
     assert fit(rows, "bare", FIRST, "seconds") is None
 
 
-@pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.torchrun
-@pytest.mark.parametrize("backend", [pytest.param("etcd3", marks=pytest.mark.release), IN_PROCESS])
+@pytest.mark.parametrize("backend", ["etcd3", IN_PROCESS])
 def test_recovery(tmp_path: Path, backend: str) -> None:
     document = run(
         tmp_path,
@@ -185,7 +186,7 @@ def test_every_option_is_explained_with_its_default(
         assert "(default: /var/tmp)" in said
 
 
-@pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.torchrun
 def test_gpu_without_a_gpu(tmp_path: Path) -> None:
     """The dry run on the CPU; with one node a worker is killed."""

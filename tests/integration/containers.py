@@ -13,9 +13,9 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -141,19 +141,17 @@ class Host:
 
     # -- what is done to it -----------------------------------------------------------------------
 
-    @contextmanager
-    def killed(self) -> Iterator[None]:
+    def killed(self) -> AbstractContextManager[None]:
         """Lost power, switched on again at the end."""
-        self.container.kill()
-        yield
-        self.container.start()
+        return _between(self.container.kill, self.container.start)
 
-    @contextmanager
-    def paused(self) -> Iterator[None]:
+    def paused(self) -> AbstractContextManager[None]:
         """Hanging, connections and all, until the end."""
-        self.container.pause()
-        yield
-        self.container.unpause()
+        return _between(self.container.pause, self.container.unpause)
+
+    def stopped(self) -> AbstractContextManager[None]:
+        """Asked to end (SIGTERM), given time for it; started again at the end."""
+        return _between(partial(self.container.stop, timeout=60), self.container.start)
 
     @contextmanager
     def disconnected(self) -> Iterator[None]:
@@ -164,13 +162,6 @@ class Host:
         network.disconnect(self.container)
         yield
         network.connect(self.container, aliases=attached["Aliases"])
-
-    @contextmanager
-    def stopped(self) -> Iterator[None]:
-        """Asked to end (SIGTERM), given time for it; started again at the end."""
-        self.container.stop(timeout=60)
-        yield
-        self.container.start()
 
     def heal(self) -> None:
         """Undo whatever a failed test left: run, and be connected."""
@@ -183,6 +174,13 @@ class Host:
             networks = self.container.client.networks
             name = f"{self.container.labels[_PROJECT_LABEL]}_default"
             networks.get(name).connect(self.container, aliases=[self.service])
+
+
+@contextmanager
+def _between(hurt: Callable[[], object], heal: Callable[[], object]) -> Iterator[None]:
+    hurt()
+    yield
+    heal()
 
 
 class Project(DockerCompose):

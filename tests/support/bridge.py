@@ -11,7 +11,6 @@ What can be emulated above TCP, and how:
   What was sent meanwhile arrives after ``heal``, as TCP would deliver it.
 * ``half_open``: the server's ends of all connections are closed; the clients' ends stay and receive
   nothing, as after a power cut. New connections work.
-* ``refuse``: every connection is reset and new ones are refused.
 * ``reset``: every connection is reset; new ones work.
 """
 
@@ -112,10 +111,6 @@ class FaultBridge:
     def reset(self) -> None:
         """Reset every connection."""
         self._call(self._reset)
-
-    def refuse(self) -> None:
-        """Reset every connection and refuse new ones."""
-        self._call(self._refuse)
 
     def heal(self) -> None:
         """End all of it, the shape included. Half-open connections stay dead."""

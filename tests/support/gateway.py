@@ -129,11 +129,6 @@ class Gateway:
         reply = self.call("/v3/lease/leases", {})
         return {int(lease["ID"]) for lease in reply.get("leases", ())}
 
-    def lease_ttl_s(self, lease_id: int) -> int:
-        """Return the seconds a lease has left, -1 if there is none."""
-        reply = self.call("/v3/lease/timetolive", {"ID": str(lease_id)})
-        return int(reply.get("TTL", 0))
-
     def revoke(self, lease_id: int) -> None:
         self.call("/v3/lease/revoke", {"ID": str(lease_id)})
 

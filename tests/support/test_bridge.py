@@ -160,17 +160,6 @@ def test_reset_is_seen_by_both_and_new_connections_work(
         assert ask(fresh, b"new") == b"new"
 
 
-def test_refused_until_healed(bridge: FaultBridge, client: socket.socket) -> None:
-    bridge.refuse()
-    with pytest.raises(ConnectionResetError):
-        client.recv(1)
-    with pytest.raises(ConnectionRefusedError):
-        connect(bridge)
-    bridge.heal()
-    with connect(bridge) as fresh:
-        assert ask(fresh, b"new") == b"new"
-
-
 def test_a_server_that_is_away_resets_who_asks() -> None:
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))  # and does not listen: nobody else gets the port either
