@@ -131,16 +131,14 @@ def fresh_etcd(etcd_binary: EtcdBinary, tmp_path: Path) -> Iterator[Callable[...
 
 
 @pytest.fixture
-def fresh_cluster(
-    etcd_binary: EtcdBinary, tmp_path: Path
-) -> Iterator[Callable[[int], EtcdCluster]]:
-    """A factory of clusters of n members that the test may hurt."""
+def fresh_cluster(etcd_binary: EtcdBinary, tmp_path: Path) -> Iterator[Callable[..., EtcdCluster]]:
+    """A factory of clusters of n members that the test may hurt; takes EtcdCluster's keywords."""
     with ExitStack() as stack:
 
-        def make(size: int) -> EtcdCluster:
+        def make(size: int, **options: Any) -> EtcdCluster:
             folder = tmp_path / f"cluster{uuid.uuid4().hex[:6]}"
             folder.mkdir()
-            cluster = EtcdCluster(etcd_binary, folder, size)
+            cluster = EtcdCluster(etcd_binary, folder, size, **options)
             stack.callback(cluster.stop)
             return cluster.start()
 

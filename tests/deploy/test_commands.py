@@ -16,7 +16,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +24,7 @@ import pytest
 
 from tests.deploy.examples import Launch, launch
 from tests.support.processes import kill_marked, spawn
-from tests.support.servers import EtcdBinary, EtcdServer
+from tests.support.servers import EtcdServer
 from tests.support.suite import COLD_STARTS_VARIABLE
 from tests.torchrun.fork_server import HERE, Forked
 
@@ -253,11 +253,9 @@ def test_a_command_runs_with_backend_and_endpoint_changed(
 
 
 @pytest.fixture
-def etcd(etcd_binary: EtcdBinary, tmp_path: Path) -> Iterator[EtcdServer]:
+def etcd(fresh_etcd: Callable[..., EtcdServer]) -> EtcdServer:
     """A server of this test's own: people call their jobs 1, or 100."""
-    server = EtcdServer(etcd_binary, tmp_path).start_on_free_ports()
-    yield server
-    server.stop()
+    return fresh_etcd()
 
 
 def _prepare(here: Path, ran: Path, programs: Path, forks: Forks | None) -> dict[str, str]:

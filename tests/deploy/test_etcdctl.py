@@ -6,7 +6,6 @@ import base64
 import os
 import subprocess
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -84,29 +83,26 @@ def test_a_full_etcd_takes_writes_again(documented_etcd: Callable[..., Documente
 
 
 def test_all_members_of_a_full_cluster_take_writes_again_though_one_is_named(
-    etcd_binary: EtcdBinary, tmp_path: Path
+    fresh_cluster: Callable[..., EtcdCluster], etcd_binary: EtcdBinary
 ) -> None:
     """As behind a Service."""
-    full = EtcdCluster(etcd_binary, tmp_path, 3, flags=("--quota-backend-bytes", str(2 << 20)))
+    full = fresh_cluster(3, flags=("--quota-backend-bytes", str(2 << 20)))
     key = "/rdzv_etcd/filler"
-    try:
-        first = full.start().members[0]
-        with pytest.raises(GatewayError, match="space"):
-            _fill(first, key)
-        subprocess.run(
-            ["bash", "-euc", DOCUMENT.commands("space")],
-            env=os.environ
-            | {
-                "PATH": f"{folder_of_etcdctl(etcd_binary.path)}:{os.environ['PATH']}",
-                "ETCDCTL_API": "3",
-                "ETCDCTL_ENDPOINTS": first.endpoint,
-            },
-            check=True,
-        )
-        for member in full.members:
-            _put(member, key, b"fits")
-    finally:
-        full.stop()
+    first = full.members[0]
+    with pytest.raises(GatewayError, match="space"):
+        _fill(first, key)
+    subprocess.run(
+        ["bash", "-euc", DOCUMENT.commands("space")],
+        env=os.environ
+        | {
+            "PATH": f"{folder_of_etcdctl(etcd_binary.path)}:{os.environ['PATH']}",
+            "ETCDCTL_API": "3",
+            "ETCDCTL_ENDPOINTS": first.endpoint,
+        },
+        check=True,
+    )
+    for member in full.members:
+        _put(member, key, b"fits")
 
 
 def test_a_slow_election_makes_leases_longer(

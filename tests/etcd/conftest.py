@@ -21,7 +21,7 @@ def server(fresh_etcd: Callable[..., EtcdServer]) -> EtcdServer:
 
 
 @pytest.fixture
-def cluster(fresh_cluster: Callable[[int], EtcdCluster]) -> EtcdCluster:
+def cluster(fresh_cluster: Callable[..., EtcdCluster]) -> EtcdCluster:
     """A cluster of the test's own, of three members."""
     return fresh_cluster(3)
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
@@ -13,18 +12,15 @@ from tests.etcd.test_watch import names
 from tests.etcd.tools import END, PREFIX, client_of, in_background, put
 from tests.library.nodes import wait_until
 from tests.support.hung_disk import REAL_FSYNC, connected_to, hung_disk
-from tests.support.servers import EtcdBinary, EtcdCluster, EtcdServer
+from tests.support.servers import EtcdCluster, EtcdServer
 
 
 @pytest.fixture
-def members(etcd_binary: EtcdBinary, tmp_path: Path) -> Iterator[list[EtcdServer]]:
+def members(fresh_cluster: Callable[..., EtcdCluster]) -> list[EtcdServer]:
     """Three members; the last one leads."""
-    cluster = EtcdCluster(etcd_binary, tmp_path, 3, flags=REAL_FSYNC)
-    try:
-        leader = cluster.start().leader()
-        yield [member for member in cluster.members if member is not leader] + [leader]
-    finally:
-        cluster.stop()
+    cluster = fresh_cluster(3, flags=REAL_FSYNC)
+    leader = cluster.leader()
+    return [*(member for member in cluster.members if member is not leader), leader]
 
 
 @pytest.mark.parametrize("calls", [False, True], ids=["it only watches", "it calls"])

@@ -10,25 +10,19 @@ import pytest
 
 from tests.faults.nodes import Nodes
 from tests.support.bridge import FaultBridge
-from tests.support.servers import EtcdBinary, EtcdCluster, EtcdServer
+from tests.support.servers import EtcdCluster, EtcdServer
 
 
 @pytest.fixture
-def etcd(etcd_binary: EtcdBinary, tmp_path: Path) -> Iterator[EtcdServer]:
+def etcd(fresh_etcd: Callable[..., EtcdServer]) -> EtcdServer:
     """A server of this test's own."""
-    server = EtcdServer(etcd_binary, tmp_path).start_on_free_ports()
-    yield server
-    server.kill()
+    return fresh_etcd()
 
 
 @pytest.fixture
-def cluster(etcd_binary: EtcdBinary, tmp_path: Path) -> Iterator[EtcdCluster]:
+def cluster(fresh_cluster: Callable[..., EtcdCluster]) -> EtcdCluster:
     """Three members."""
-    made = EtcdCluster(etcd_binary, tmp_path, 3)
-    try:
-        yield made.start()
-    finally:
-        made.stop()
+    return fresh_cluster(3)
 
 
 @pytest.fixture

@@ -11,17 +11,9 @@ import pytest
 
 from tests.faults.nodes import LIMIT_S, NodeProcess, Nodes
 from tests.support.gateway import Gateway, GatewayError
-from tests.support.servers import ENOUGH_TO_FILL, EtcdServer
+from tests.support.servers import ENOUGH_TO_FILL
 
 Job = Callable[..., Nodes]
-
-
-@contextmanager
-def running(server: EtcdServer) -> Iterator[EtcdServer]:
-    try:
-        yield server.start_on_free_ports()
-    finally:
-        server.kill()
 
 
 def ended_with(node: NodeProcess) -> tuple[str, str]:

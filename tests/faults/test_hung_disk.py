@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
 from tests.faults.nodes import Nodes
 from tests.support.hung_disk import REAL_FSYNC, connected_to, hung_disk
-from tests.support.servers import EtcdBinary, EtcdCluster
+from tests.support.servers import EtcdCluster
 
 
 @pytest.fixture
-def cluster(etcd_binary: EtcdBinary, tmp_path: Path) -> Iterator[EtcdCluster]:
-    made = EtcdCluster(etcd_binary, tmp_path, 3, flags=REAL_FSYNC)
-    try:
-        yield made.start()
-    finally:
-        made.stop()
+def cluster(fresh_cluster: Callable[..., EtcdCluster]) -> EtcdCluster:
+    return fresh_cluster(3, flags=REAL_FSYNC)
 
 
 @pytest.mark.slow

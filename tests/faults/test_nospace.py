@@ -5,14 +5,13 @@ Newcomers are refused at once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
 from tests.faults.nodes import TTL_S, NodeProcess, Nodes
-from tests.faults.servers import Job, ended_with, fill, make_room, running
-from tests.support.servers import EtcdBinary, EtcdServer
+from tests.faults.servers import Job, ended_with, fill, make_room
+from tests.support.servers import EtcdServer
 
 pytestmark = [pytest.mark.every_etcd, pytest.mark.slow]
 
@@ -21,11 +20,9 @@ _CURE = "etcdctl alarm disarm"
 
 
 @pytest.fixture
-def small_etcd(etcd_binary: EtcdBinary, tmp_path: Path) -> Iterator[EtcdServer]:
+def small_etcd(fresh_etcd: Callable[..., EtcdServer]) -> EtcdServer:
     """An etcd that some ballast fills."""
-    server = EtcdServer(etcd_binary, tmp_path, flags=("--quota-backend-bytes", str(_QUOTA)))
-    with running(server) as etcd:
-        yield etcd
+    return fresh_etcd(flags=("--quota-backend-bytes", str(_QUOTA)))
 
 
 def lose_one_then_fill(

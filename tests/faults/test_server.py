@@ -2,38 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from rdzv_etcd.etcd.port import prefix_end
 from tests.faults.nodes import TTL_S
-from tests.faults.servers import Job, ended_with, running
+from tests.faults.servers import Job, ended_with
 from tests.support.certificates import make_certificates
-from tests.support.servers import ROLE, USER, USER_PASSWORD, EtcdBinary, EtcdServer
+from tests.support.servers import ROLE, USER, USER_PASSWORD, EtcdServer
 
 _ROOT = b"/rdzv_etcd/"
 
 
 def test_a_user_known_by_its_certificate_with_a_role_limited_to_the_prefix(
-    etcd_binary: EtcdBinary, job: Job, tmp_path: Path
+    fresh_etcd: Callable[..., EtcdServer], job: Job, tmp_path: Path
 ) -> None:
     """No password: the certificate's common name is the user."""
     files = make_certificates(tmp_path / "certificates", client_name=USER)
-    server = EtcdServer(etcd_binary, tmp_path, certificates=files, require_client_cert=True)
+    etcd = fresh_etcd(certificates=files, require_client_cert=True)
     tls = {"ca_cert": str(files.ca), "cert": str(files.client_cert), "key": str(files.client_key)}
-    with running(server) as etcd:
-        etcd.enable_auth(_ROOT)
-        nodes = job(etcd.endpoint, "2:3", **tls)
-        pair = nodes.start("a", "b")
-        nodes.wait_for_world(pair)
-        nodes.stay_undisturbed(pair, TTL_S)
-        (elsewhere,) = nodes.start("elsewhere", config={**tls, "etcd_prefix": "/somebody/else"})
-        kind, message = ended_with(elsewhere)
-        assert kind == "EtcdPermissionError", message
-        late = nodes.start("late")
-        nodes.wait_for_world([*pair, *late])
-        nodes.finish(etcd.gateway)
+    etcd.enable_auth(_ROOT)
+    nodes = job(etcd.endpoint, "2:3", **tls)
+    pair = nodes.start("a", "b")
+    nodes.wait_for_world(pair)
+    nodes.stay_undisturbed(pair, TTL_S)
+    (elsewhere,) = nodes.start("elsewhere", config={**tls, "etcd_prefix": "/somebody/else"})
+    kind, message = ended_with(elsewhere)
+    assert kind == "EtcdPermissionError", message
+    late = nodes.start("late")
+    nodes.wait_for_world([*pair, *late])
+    nodes.finish(etcd.gateway)
 
 
 @pytest.mark.every_etcd
