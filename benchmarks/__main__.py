@@ -35,9 +35,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             command.set_defaults(main=module.run)
     args = parser.parse_args(arguments)
     try:
-        args.main(args)
+        document = args.main(args)
     except UnusableError as error:
         parser.exit(2, f"error: {error}\n")
+    if isinstance(document, dict):
+        from benchmarks import report  # noqa: PLC0415 - it imports every benchmark
+
+        print(report.shown(args.command, document))
     return 0
 
 

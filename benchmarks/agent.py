@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     binary = choose_binary(args.etcd)
     environment = describe(etcd_version=binary.version, data=args.data, fsync=args.fsync)
     steps = args.repeat * (len(args.backends) + 2)
-    with recording(args, NAME, environment, steps, show=print_summary) as record:
+    with recording(args, NAME, environment, steps) as record:
         for _ in range(args.repeat):
             for backend in args.backends:
                 v2 = backend in V2_BACKENDS
@@ -129,33 +129,3 @@ def summarize_workers(document: dict[str, Any]) -> dict[bool, dict[str, Any]]:
 
 def _median(values: list[float]) -> float:
     return results.statistics(values)["median"]
-
-
-def print_summary(document: dict[str, Any]) -> None:
-    names = ("import_s", "handler_s", "rss_mb", "threads", "idle_cpu_percent", "idle_writes")
-    header = ["agent", "import", "handler", "MB more", "threads more", "CPU % idle"]
-    header.append("etcd writes/node/min idle")
-    rows = [
-        [
-            backend,
-            *(results.seconds(row[name]) for name in names[:2]),
-            *(results.number(row[name]) for name in names[2:]),
-        ]
-        for backend, row in summarize(document).items()
-    ]
-    results.print_table("cost in the agent, above torchrun's imports", header, rows)
-    workers = summarize_workers(document)
-    results.print_table(
-        "cost in a worker that imports torch's rendezvous",
-        ["plugin", "import", "MB", "threads", "modules of it or its needs"],
-        [
-            [
-                "installed" if with_plugin else "hidden",
-                results.seconds(row["import_s"]),
-                results.number(row["rss_mb"]),
-                results.number(row["threads"]),
-                ", ".join(row["modules"]) or "none",
-            ]
-            for with_plugin, row in workers.items()
-        ],
-    )

@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     ]
     with (
         running_etcd(binary, args.data, fsync=args.fsync, v2=v2) as server,
-        recording(args, NAME, environment, len(parts), show=print_summary) as record,
+        recording(args, NAME, environment, len(parts)) as record,
     ):
         for nodes, workers, backend in parts:
             sample: dict[str, Any] = {"backend": backend, "nodes": nodes, "workers": workers}
@@ -196,15 +196,3 @@ def summarize(document: dict[str, Any]) -> dict[tuple[int, int, str], dict[str, 
             row["after_kill"] = results.statistics(recovered)["median"]
         summary[key] = row
     return summary
-
-
-def print_summary(document: dict[str, Any]) -> None:
-    names = (*LAUNCH, "rendezvous_only", "after_kill")
-    rows = []
-    for (nodes, workers, backend), row in summarize(document).items():
-        note = f" ({row['failed']} failed)" if row["failed"] else ""
-        figures = [results.seconds(row.get(name)) for name in names]
-        rows.append([backend + note, f"{nodes} x {workers}", row["collectives"], *figures])
-    header = ["backend", "nodes x workers", "collectives"]
-    header += [name.replace("_", " ") for name in names]
-    results.print_table("medians from launch; after a kill until the first allreduce", header, rows)

@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     environment = describe(etcd_version=binary.version, data=args.data, fsync=args.fsync)
     with (
         running_etcd(binary, args.data, fsync=args.fsync, v2=v2) as server,
-        recording(args, NAME, environment, len(rounds), show=print_summary) as record,
+        recording(args, NAME, environment, len(rounds)) as record,
     ):
         for nodes, repeat, backend in rounds:
             sample: dict[str, Any] = {"backend": backend, "nodes": nodes, "repeat": repeat}
@@ -167,15 +167,3 @@ def summarize(document: dict[str, Any]) -> dict[tuple[str, int], dict[str, Any]]
             )
         summary[backend, nodes] = row
     return summary
-
-
-def print_summary(document: dict[str, Any]) -> None:
-    header = ["backend", "nodes", "median", "p99", "max", "requests", "failed compares"]
-    header += ["gRPC bytes", "loopback bytes"]
-    rows = []
-    for (backend, nodes), row in summarize(document).items():
-        figures = [results.seconds(row.get(name)) for name in ("median", "p99", "max")]
-        figures += [results.number(row.get(name)) for name in COSTS]
-        note = f" ({row['failed']} failed)" if row["failed"] else ""
-        rows.append([backend + note, str(nodes), *figures])
-    results.print_table("last arrival to all returned; costs are per node", [*header], rows)

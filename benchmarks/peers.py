@@ -77,9 +77,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         versions = {other.package: other.version for other in wanted}
         with (
             running_etcd(binary, args.data, fsync=args.fsync) as server,
-            recording(
-                args, NAME, {**environment, "peers": versions}, len(rounds), show=print_summary
-            ) as record,
+            recording(args, NAME, {**environment, "peers": versions}, len(rounds)) as record,
         ):
             for nodes, repeat, system in rounds:
                 sample: dict[str, Any] = {"backend": system, "nodes": nodes, "repeat": repeat}
@@ -174,20 +172,6 @@ def summarize(document: dict[str, Any]) -> dict[tuple[str, int], dict[str, Any]]
             row.update(results.statistics(good))
         summary[key] = row
     return summary
-
-
-def print_summary(document: dict[str, Any]) -> None:
-    rows = [
-        [
-            system + (f" ({row['failed']} failed)" if row["failed"] else ""),
-            str(nodes),
-            *(results.seconds(row.get(name)) for name in ("median", "max")),
-        ]
-        for (system, nodes), row in summarize(document).items()
-    ]
-    results.print_table("last arrival to all returned", ["system", "nodes", "median", "max"], rows)
-    for reason in sorted({s["failed"] for s in document["results"] if "failed" in s}):
-        results.console.print(reason, markup=False)
 
 
 if __name__ == "__main__":

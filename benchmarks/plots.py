@@ -77,11 +77,8 @@ def _draw_rounds(document: Document, title: str) -> Figure:
         _line(axes, sizes, seen)
         name = "bare calls to etcd" if backend == BARE else backend
         ends.append(_end(name, sizes, seen))
-    axes.set_yscale("log")
-    seconds_axis(axes.yaxis)
-    counts_axis(axes, sorted({sample["nodes"] for sample in document["results"]}))
     axes.set_xlabel("nodes")
-    label_ends(figure, axes, ends)
+    _finish(figure, axes, ends, [sample["nodes"] for sample in document["results"]])
     return figure
 
 
@@ -108,11 +105,8 @@ def draw_scale(document: Document) -> Figure:
         sizes = {n: s for (k, p, n), s in sorted(medians.items()) if (k, p) == (kind, phase)}
         _line(axes, sizes, seen)
         ends.append(_end(f"{phase}, bare calls" if bare else phase, sizes, seen))
-    axes.set_yscale("log")
-    seconds_axis(axes.yaxis)
-    counts_axis(axes, sorted({sample["nodes"] for sample in document["results"]}))
     axes.set_xlabel("nodes")
-    label_ends(figure, axes, ends)
+    _finish(figure, axes, ends, [sample["nodes"] for sample in document["results"]])
     return figure
 
 
@@ -141,11 +135,8 @@ def draw_store(document: Document) -> Figure:
             if sizes:
                 _line(axes, sizes, seen)
                 ends.append(_end(_STORES.get(store, store), sizes, seen))
-        axes.set_yscale("log")
-        seconds_axis(axes.yaxis)
-        counts_axis(axes, counts)
         axes.set_xlim(counts[0] / 1.15, counts[-1] * 1.15)
-        label_ends(figure, axes, ends)
+        _finish(figure, axes, ends, counts)
     panels[-1].set_xlabel("agents")
     return figure
 
@@ -169,6 +160,14 @@ def _line(axes: Axes, sizes: Mapping[int, float], seen: Look) -> None:
         linewidth=seen.width,
         label="_",  # the label is at its end
     )
+
+
+def _finish(figure: Figure, axes: Axes, ends: Sequence[Any], counts: Sequence[int]) -> None:
+    """Make both scales logarithmic, and write at the lines' ends what they are."""
+    axes.set_yscale("log")
+    seconds_axis(axes.yaxis)
+    counts_axis(axes, sorted(set(counts)))
+    label_ends(figure, axes, ends)
 
 
 def _end(name: str, sizes: Mapping[int, float], seen: Look) -> tuple[float, float, str, str]:

@@ -49,13 +49,11 @@ def recording(
     benchmark: str,
     environment: Mapping[str, object],
     parts: int,
-    *,
-    show: Callable[[Document], None],
 ) -> Iterator[Recording]:
-    """Show how many of ``parts`` are done; at the end write, show and plot what was recorded.
+    """Show how many of ``parts`` are done; at the end write and plot what was recorded.
 
     If the run ends early, by Ctrl-C or an error, its samples are written to
-    ``FILE.unfinished.json`` and shown, and the exception goes on.
+    ``FILE.unfinished.json``, and the exception goes on.
     """
     with _progress(benchmark, parts) as advance:
         record = Recording(advance)
@@ -70,7 +68,6 @@ def recording(
                 record.document = results.write(
                     path, benchmark, environment, options.as_json(args), record.samples
                 )
-                show(record.document)
     if args.plot is not None:
         save(DRAW[benchmark](record.document), args.plot)
 

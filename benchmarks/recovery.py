@@ -93,7 +93,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     ]
     with (
         running_etcd(binary, args.data, fsync=args.fsync, v2=v2) as server,
-        recording(args, NAME, environment, len(parts), show=print_summary) as record,
+        recording(args, NAME, environment, len(parts)) as record,
     ):
         for case, backend in parts:
             sample: dict[str, Any] = {"case": case, "backend": backend}
@@ -273,21 +273,3 @@ def summarize(document: dict[str, Any]) -> dict[tuple[str, str], dict[str, Any]]
                 row[name] = results.statistics([sample[name] for sample in good])["median"]
         summary[key] = row
     return summary
-
-
-def print_summary(document: dict[str, Any]) -> None:
-    names = (*PHASES, "total")
-    rows = []
-    for (case, backend), row in summarize(document).items():
-        failed = len(row["failures"])
-        note = f" ({failed} of {row['runs']} failed)" if failed else ""
-        figures = [results.seconds(row.get(name)) for name in names]
-        free = (
-            "–" if row["no_restart_used"] is None else f"{row['no_restart_used']} of {row['runs']}"
-        )
-        rows.append([case + note, backend, *figures, free])
-    header = ["case", "backend", *(name.replace("_", " ") for name in names), "no restart used"]
-    results.print_table("medians, along the slowest agent of each phase", header, rows)
-    for key, row in summarize(document).items():
-        for failure in dict.fromkeys(row["failures"]):
-            results.console.print(f"{' '.join(key)}: {failure.strip()}", markup=False)

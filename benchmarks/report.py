@@ -361,3 +361,9 @@ COSTS: tuple[Section, ...] = (
 """What benchmarks/NOTES.md shows."""
 WITHOUT_PICTURE = (_latency_costs, _scale_costs)
 """The pictures of these benchmarks are in the other document."""
+
+
+def shown(benchmark: str, document: dict[str, Any]) -> str:
+    """Return all texts that the documents have of one benchmark."""
+    texts = [text for name, text in (*TIMES, *COSTS) if name == benchmark]
+    return "\n".join(text(document) for text in texts)

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
-from rich.table import Table
 
 FORMAT = 1
 BUSY = 0.5
@@ -100,17 +99,6 @@ def failure(error: Exception) -> str:
         return lines[0]
     console.print(str(error), highlight=False, markup=False)
     return f"{lines[0]}: {lines[-1].strip()}"
-
-
-def print_table(title: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    table = Table(title=title, title_justify="left")
-    first, *others = header
-    table.add_column(first, no_wrap=True)
-    for column in others:
-        table.add_column(column, justify="right")
-    for row in rows:
-        table.add_row(*row)
-    console.print(table)
 
 
 def seconds(value: float | None) -> str:

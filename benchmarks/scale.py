@@ -7,7 +7,7 @@ import asyncio
 import functools
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         for repeat in range(args.repeat)
         for kind in args.kinds
     ]
-    with recording(args, NAME, environment, len(runs), show=print_summary) as record:
+    with recording(args, NAME, environment, len(runs)) as record:
         for nodes, repeat, kind in runs:
             with running_etcd(binary, args.data, fsync=args.fsync) as server:
                 plan = _plan(args, server, nodes)
@@ -338,54 +338,6 @@ def fit(summary: dict[tuple[str, str, int], Row], kind: str, phase: str, name: s
     return float(np.polyfit(nodes, values, 1)[0])
 
 
-FITTED = (
-    "seconds",
-    "requests_per_node",
-    "bytes_per_node",
-    "etcd_cpu_s_per_node",
-    "simulator_cpu_s_per_node",
-    "leader_cpu_s",
-)
-_SHOWN: tuple[tuple[str, str, Callable[[float | None], str]], ...] = (
-    ("time", "seconds", results.seconds),
-    ("requests", "requests_per_node", results.number),
-    ("failed compares", "failed_compares_per_node", results.number),
-    ("refused", "refused_per_node", results.number),
-    ("bytes", "bytes_per_node", results.number),
-    ("etcd CPU", "etcd_cpu_s_per_node", results.seconds),
-    ("node CPU", "simulator_cpu_s_per_node", results.seconds),
-    ("heads' CPU", "leader_cpu_s", results.seconds),
-)
-
-
-def print_summary(document: dict[str, Any]) -> None:
-    summary = summarize(document)
-    rows = [
-        [f"{phase}, {kind}", f"{nodes:,}", *(show(row.get(name)) for _, name, show in _SHOWN)]
-        for kind, phase in parts(document)
-        for (of_kind, of_phase, nodes), row in summary.items()
-        if (of_kind, of_phase) == (kind, phase)
-    ]
-    header = ["phase", "nodes", *(title for title, _, _ in _SHOWN)]
-    results.print_table("requests, bytes, etcd CPU and node CPU are per node", header, rows)
-    if len({nodes for _, _, nodes in summary}) > 1:
-        fits = [
-            [f"{phase}, {kind}", *(_exponent(fit(summary, kind, phase, name)) for name in FITTED)]
-            for kind, phase in parts(document)
-        ]
-        titles = {name: title for title, name, _ in _SHOWN}
-        header = ["phase", *(titles[name] for name in FITTED)]
-        results.print_table("grows as N to the power of", header, fits)
-    for sample in document["results"]:
-        if "failed" in sample:
-            where = f"{sample['kind']}, {sample['nodes']:,} nodes, {sample['phase']}"
-            results.console.print(f"failed: {where}: {sample['failed']}")
-
-
 def parts(document: dict[str, Any]) -> list[tuple[str, str]]:
     seen = {(sample["kind"], sample["phase"]) for sample in document["results"]}
     return [(kind, phase) for phase in PHASES for kind in (OURS, BARE) if (kind, phase) in seen]
-
-
-def _exponent(value: float | None) -> str:
-    return "–" if value is None else f"{round(value, 2) + 0.0:.2f}"

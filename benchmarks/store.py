@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     environment = describe(etcd_version=binary.version, data=args.data, fsync=args.fsync)
     with running_etcd(binary, args.data, fsync=args.fsync, v2=v2) as server:
         parts = [(kind, *each) for each in _measurements(args) for kind in args.stores]
-        with recording(args, NAME, environment, len(parts), show=print_summary) as record:
+        with recording(args, NAME, environment, len(parts)) as record:
             for kind, what, measure in parts:
                 part = f"{what}, {kind}"
                 if kind == TORCH_ETCD and not v2:
@@ -164,12 +164,3 @@ def summarize(document: dict[str, Any]) -> dict[str, dict[str, float | None]]:
         }
         for operation, stores in collected.items()
     }
-
-
-def print_summary(document: dict[str, Any]) -> None:
-    stores = document["settings"]["stores"]
-    rows = [
-        [operation, *(results.seconds(row.get(store)) for store in stores)]
-        for operation, row in summarize(document).items()
-    ]
-    results.print_table("medians", ["operation", *stores], rows)

@@ -7,7 +7,6 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,18 +19,17 @@ ENVIRONMENT = {"load_before": 0.0}
 
 
 class Run:
-    """A run of two parts, and what was shown of it."""
+    """A run of two parts."""
 
     def __init__(self, folder: Path) -> None:
         self.file = folder / "latency.json"
         self.unfinished = folder / "latency.unfinished.json"
         self.plot = folder / "latency.svg"
-        self.shown: list[dict[str, Any]] = []
 
     @contextmanager
     def recording(self) -> Iterator[Recording]:
         args = argparse.Namespace(json=self.file, plot=self.plot, repeat=2)
-        with recording(args, "latency", ENVIRONMENT, 2, show=self.shown.append) as record:
+        with recording(args, "latency", ENVIRONMENT, 2) as record:
             yield record
 
     def is_cut_short_by(self, end: type[BaseException], samples: int = 1) -> None:
@@ -54,7 +52,7 @@ def test_a_run_that_ends_is_written_shown_and_drawn(
     document = json.loads(run.file.read_text())
     assert [sample["seconds"] for sample in document["results"]] == [1.0, 2.0]
     assert document["settings"] == {"repeat": 2}
-    assert run.shown == [record.document] == [document]
+    assert record.document == document
     assert run.plot.exists()
     assert not run.unfinished.exists()
     assert "latency: 1 of 2 done: 1.0 s" in capsys.readouterr().out
@@ -69,7 +67,6 @@ def test_a_run_that_is_cut_short_keeps_its_samples_and_the_file_of_the_last_run(
         run.is_cut_short_by(end)
     assert run.file.read_text() == "the last run's"
     assert json.loads(run.unfinished.read_text())["results"] == [{"seconds": 1.0}]
-    assert len(run.shown) == 1
     assert not run.plot.exists()
 
 
@@ -78,7 +75,6 @@ def test_a_run_without_samples_writes_nothing(run: Run) -> None:
         run.is_cut_short_by(KeyboardInterrupt, samples=0)
     assert not run.file.exists()
     assert not run.unfinished.exists()
-    assert run.shown == []
 
 
 def test_of_a_program_that_ended_the_file_keeps_what_it_said_last(
