@@ -203,7 +203,13 @@ def test_a_node_that_does_not_answer_is_not_lost_without_a_leader(
     assert (done.code, "no node 'one'" in done.err) == (1, True)
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "how",
+    [
+        signal.SIGTERM,
+        *(pytest.param(how, marks=pytest.mark.slow) for how in (signal.SIGINT, signal.SIGHUP)),
+    ],
+)
 def test_an_accusation_goes_with_the_command_however_that_is_ended(
     etcd_server: EtcdServer, job_id: str, how: signal.Signals
 ) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
@@ -32,13 +32,11 @@ from rdzv_etcd.etcd.port import (
 )
 from rdzv_etcd.settings.connection import Connection, Credentials, Endpoint
 from rdzv_etcd.testing import Link, MemoryEtcd, SimClock, SimLoop, run_simulation
+from tests.etcd.tools import LIMIT_S, soon
 from tests.support.roles import Lack, set_lacks
 from tests.support.servers import ROLE, USER, USER_PASSWORD, EtcdServer
 
 T = TypeVar("T")
-
-LIMIT_S = 60.0
-"""How long a test waits for something that must happen."""
 
 
 class RealOperator:
@@ -202,11 +200,6 @@ async def events_of(watch: Watch, count: int) -> list[Event]:
 
 async def next_batch(watch: Watch) -> WatchBatch:
     return await soon(anext(aiter(watch)))
-
-
-async def soon(awaitable: Awaitable[T]) -> T:
-    """Await something that must happen, with a generous limit."""
-    return await asyncio.wait_for(awaitable, LIMIT_S)
 
 
 Runner = Callable[[Callable[[Lab], Coroutine[Any, Any, None]]], None]

@@ -6,7 +6,8 @@ import pytest
 
 from rdzv_etcd.errors import EtcdPermissionError
 from rdzv_etcd.etcd.port import Compare, Delete, Etcd, Get, Op, Put, Relation, Target, Txn
-from tests.contract.lab import Lab, events_of, soon
+from tests.contract.lab import Lab, events_of
+from tests.etcd.tools import soon
 from tests.support.roles import Lack
 
 pytestmark = pytest.mark.usefixtures("own_server")

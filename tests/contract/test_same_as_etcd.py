@@ -29,7 +29,7 @@ from rdzv_etcd.etcd.port import (
 )
 from rdzv_etcd.settings.connection import Connection, Endpoint
 from rdzv_etcd.testing import MemoryEtcd
-from tests.contract.lab import soon
+from tests.etcd.tools import soon
 from tests.support.servers import EtcdBinary, EtcdServer
 
 _NAMES = "abcd"

@@ -14,7 +14,8 @@ from rdzv_etcd.errors import (
     WatchLostError,
 )
 from rdzv_etcd.etcd.port import Delete, Event, EventKind, Get, KeyValue, Put, Txn, Watch
-from tests.contract.lab import Lab, events_of, next_batch, soon
+from tests.contract.lab import Lab, events_of, next_batch
+from tests.etcd.tools import soon
 
 
 async def test_a_watch_reports_puts_and_deletes(lab: Lab) -> None:

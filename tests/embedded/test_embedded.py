@@ -77,7 +77,13 @@ def test_of_four_starters_exactly_one_starts_it(
     wait_until("the losers' supervisors have ended", lambda: len(supervisors()) == 1)
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "how",
+    [
+        signal.SIGKILL,
+        *(pytest.param(how, marks=pytest.mark.slow) for how in (signal.SIGTERM, signal.SIGINT)),
+    ],
+)
 def test_it_outlives_the_process_group_that_started_it(
     agents: Callable[[int], list[Agent]], port: int, how: signal.Signals
 ) -> None:

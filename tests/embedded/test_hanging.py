@@ -118,11 +118,11 @@ def test_serve_in_the_background_of_a_shell_outlives_ctrl_c(scratch: Path, port:
 @pytest.mark.parametrize(
     ("asked", "how"),
     [
-        ("--version", signal.SIGINT),
         ("--version", signal.SIGTERM),
         ("to serve", signal.SIGINT),
-        ("to serve", signal.SIGTERM),
-        ("to serve", signal.SIGHUP),
+        pytest.param("--version", signal.SIGINT, marks=pytest.mark.slow),
+        pytest.param("to serve", signal.SIGTERM, marks=pytest.mark.slow),
+        pytest.param("to serve", signal.SIGHUP, marks=pytest.mark.slow),
     ],
 )
 def test_serve_says_what_it_waits_for_and_ends_when_told(

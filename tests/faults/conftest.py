@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.faults.nodes import Nodes
 from tests.support.bridge import FaultBridge
 from tests.support.servers import EtcdCluster, EtcdServer
+
+if TYPE_CHECKING:
+    from tests.torchrun.training import Training  # imports torch
 
 
 @pytest.fixture
@@ -49,3 +53,11 @@ def job(tmp_path: Path) -> Iterator[Callable[..., Nodes]]:
         yield make
         for nodes in made:
             nodes.check()
+
+
+@pytest.fixture
+def training(shared_training: Training) -> Iterator[Training]:
+    """The one training of a file's tests, in a world."""
+    shared_training.wait_for_world()
+    yield shared_training
+    shared_training.report()

@@ -40,13 +40,6 @@ def shared_training(
         made.close()
 
 
-@pytest.fixture
-def training(shared_training: Training) -> Iterator[Training]:
-    shared_training.wait_for_world()
-    yield shared_training
-    shared_training.report()
-
-
 def test_etcds_leader_is_killed(cluster: EtcdCluster, training: Training) -> None:
     with training.undisturbed():
         leader = cluster.leader()

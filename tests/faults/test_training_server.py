@@ -66,13 +66,6 @@ def shared_training(
         made.close()
 
 
-@pytest.fixture
-def training(shared_training: Training) -> Iterator[Training]:
-    shared_training.wait_for_world()
-    yield shared_training
-    shared_training.report()
-
-
 def test_tls_client_certificates_and_a_role_limited_to_the_prefix(
     strict_etcd: EtcdServer, training: Training
 ) -> None:
