@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
+
+from tests.support.processes import output, run
 
 _SUSPENDED_S = 100_000
 
@@ -18,14 +19,12 @@ def test_the_clock_counts_the_time_for_which_the_machine_was_suspended() -> None
     )
     if not _works([*namespace, "true"]):  # not allowed, or an old kernel
         namespace = []
-    told = subprocess.run(
-        [*namespace, sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
-    assert abs(float(told.stdout)) < _SUSPENDED_S / 2
+    told = output([*namespace, sys.executable, "-c", program])
+    assert abs(float(told)) < _SUSPENDED_S / 2
 
 
 def _works(command: list[str]) -> bool:
     try:
-        return not subprocess.run(command, capture_output=True, check=False).returncode
+        return not run(command).returncode
     except OSError:
         return False

@@ -26,7 +26,7 @@ from tests.cli.tools import (
     run_python,
     site_without,
 )
-from tests.support.processes import free_port
+from tests.support.processes import free_port, run
 from tests.support.servers import EtcdServer, find_binaries
 
 
@@ -171,14 +171,8 @@ def test_streams_that_are_full_or_closed(
     """Closed as under cron, or by a supervisor. A lost result has an exit code of its own."""
     if "JOB" in words:
         plant_round(etcd_server, job_id, [f"node{number}~1~a" for number in range(50)])
-    done = subprocess.run(
-        ["bash", "-c", f"{sys.executable} -m rdzv_etcd {words.replace('JOB', job_id)}"],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=LIMIT_S,
-        env={**os.environ, "PET_RDZV_ENDPOINT": etcd_server.endpoint},
-    )
+    command = f"{sys.executable} -m rdzv_etcd {words.replace('JOB', job_id)}"
+    done = run(["bash", "-c", command], env={"PET_RDZV_ENDPOINT": etcd_server.endpoint})
     assert (done.returncode, error in done.stderr) == (code, True), done
     assert done.stderr.count("\n") <= (1 if code == 74 else 5)
     if not error:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 import sysconfig
 import threading
@@ -24,6 +22,7 @@ from rdzv_etcd.protocol.model import NodeInfo, Round
 from rdzv_etcd.settings import JobSettings
 from rdzv_etcd.world.group import Group
 from tests.library.nodes import RemoteNode
+from tests.support import processes
 from tests.support.servers import EtcdServer
 
 LIMIT_S = 120.0
@@ -79,15 +78,7 @@ def run_python(
     limit_s: float = LIMIT_S,
 ) -> Done:
     """Run Python with these words, by the command ``before``."""
-    done = subprocess.run(
-        [*before, sys.executable, *words],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=limit_s,
-        env={**os.environ, **(environ or {})},
-    )
+    done = processes.run([*before, sys.executable, *words], limit_s=limit_s, env=environ or {})
     return Done(done.returncode, done.stdout, done.stderr)
 
 

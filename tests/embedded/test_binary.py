@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from rdzv_etcd.embedded.binary import find_binary
 from rdzv_etcd.embedded.start import ensure_etcd
 from rdzv_etcd.errors import EmbeddedEtcdError
 from tests.embedded.agents import NOBODY, settings
+from tests.support.processes import output
 from tests.support.servers import EtcdBinary
 
 _LOOK_AS_ANOTHER_USER = """
@@ -77,13 +77,8 @@ def test_a_folder_on_path_that_may_not_be_read_is_passed_over(
     secret = tmp_path / "secret"
     secret.mkdir(mode=0o700)
     script(secret / "bin", "echo 'etcd Version: 3.5.9'")
-    done = subprocess.run(
-        [sys.executable, "-c", _LOOK_AS_ANOTHER_USER, str(NOBODY), str(secret / "bin")],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.stdout == "looked\n", done.stderr
+    command = [sys.executable, "-c", _LOOK_AS_ANOTHER_USER, str(NOBODY), str(secret / "bin")]
+    assert output(command) == "looked\n"
 
 
 def test_the_packages_script_on_path_is_not_run() -> None:

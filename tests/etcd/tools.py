@@ -6,7 +6,6 @@ Knows the client under test and asyncio; starts no server.
 from __future__ import annotations
 
 import asyncio
-import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
@@ -21,6 +20,7 @@ from rdzv_etcd.etcd import port
 from rdzv_etcd.etcd.client import EtcdClient
 from rdzv_etcd.etcd.retry import FAILBACK_AFTER_S
 from rdzv_etcd.settings.connection import Connection, Credentials, Endpoint, Tls
+from tests.support.processes import run as run_program
 from tests.support.servers import EtcdServer
 
 T = TypeVar("T")
@@ -115,13 +115,6 @@ async def in_background(action: Callable[[], T]) -> T:
     return await asyncio.get_running_loop().run_in_executor(None, action)
 
 
-def python(script: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def python(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run a script in a fresh interpreter with warnings as errors."""
-    return subprocess.run(
-        [sys.executable, "-W", "error", "-c", script, *arguments],
-        capture_output=True,
-        text=True,
-        env={**os.environ, **environment},
-        timeout=LIMIT_S,
-        check=False,
-    )
+    return run_program([sys.executable, "-W", "error", "-c", script, *arguments], limit_s=LIMIT_S)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import email
 import re
 import shutil
-import subprocess
 import sys
 import tarfile
 import zipfile
@@ -17,6 +16,7 @@ import pytest
 from packaging.requirements import Requirement
 
 import rdzv_etcd
+from tests.support.processes import output, run
 from tests.support.requirements import closure
 
 ROOT = Path(__file__).parents[2]
@@ -87,16 +87,8 @@ def _made_here(folder: str, names: list[str]) -> set[str]:
 
 
 def _build(kind: str, source: Path, folder: Path) -> Path:
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", _BUILD, kind, str(folder)],
-        cwd=source,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return folder / done.stdout.split()[-1]
+    command = [sys.executable, "-W", "ignore", "-c", _BUILD, kind, str(folder)]
+    return folder / output(command, cwd=source).split()[-1]
 
 
 def test_the_wheel_holds_the_package_and_nothing_else(built: Built) -> None:
@@ -120,8 +112,7 @@ def _kept() -> set[str]:
     """Name the files that git keeps; none where there is no repository."""
     if shutil.which("git") is None:
         return set()
-    command = ["git", "ls-files"]
-    told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    told = run(["git", "ls-files"], cwd=ROOT)
     return {name for name in told.stdout.splitlines() if (ROOT / name).exists()}
 
 
@@ -139,15 +130,8 @@ def test_the_extra_for_benchmarks_leaves_kubernetes_alone(built: Built) -> None:
 
 @pytest.mark.slow
 def test_the_extra_for_benchmarks_is_all_that_they_import(built: Built) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", _IMPORT_BENCHMARKS, "rdzv-etcd", *_closure(built.metadata, "bench")],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    names = _closure(built.metadata, "bench")
+    output([sys.executable, "-c", _IMPORT_BENCHMARKS, "rdzv-etcd", *names], cwd=ROOT)
 
 
 @pytest.mark.slow

@@ -7,7 +7,6 @@ import os
 import re
 import shlex
 import signal
-import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -24,6 +23,7 @@ from rdzv_etcd.protocol import keys
 from rdzv_etcd.settings.options import options_table
 from tests.packaging.generated import blocks, renewed
 from tests.support.markdown import HOME, ROOT, Document, documents
+from tests.support.processes import output
 from tests.support.python_path import python_path
 from tests.support.servers import EtcdServer
 
@@ -270,16 +270,9 @@ def test_the_launchers_loops_work(etcd_server: EtcdServer, job_id: str, tmp_path
     program = tmp_path / "launcher.py"
     program.write_text(workers)
     path = python_path(ROOT, ROOT / "examples" / "launchers")
-    done = subprocess.run(
-        [sys.executable, program],
-        env={**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": ""},  # a line is one write
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
-    places = [line.split()[:2] for line in done.stdout.splitlines() if line[0].isdigit()]
+    how = {"PYTHONPATH": path, "PYTHONUNBUFFERED": ""}  # a line is one write
+    printed = output([sys.executable, program], env=how)
+    places = [line.split()[:2] for line in printed.splitlines() if line[0].isdigit()]
     assert sorted(places) == [["0", "2"], ["1", "2"]]
 
     used: list[dict[str, str]] = []
@@ -337,23 +330,15 @@ def test_the_interface_s_address_is_found() -> None:
     (code,) = [code for code in Document(ROOT / "docs/guide.md").code("bash") if "GLOO" in code]
     (pipe,) = re.findall(r'--local-addr="\$\((.*)\)"', code)
     pipe = pipe.replace("eth1 scope global", "lo")
-    done = subprocess.run(["bash", "-c", pipe], capture_output=True, text=True, check=True)
-    assert done.stdout == "127.0.0.1\n"
+    assert output(["bash", "-c", pipe]) == "127.0.0.1\n"
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("mkdocs") is None, reason="needs the extra docs")
 def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", tmp_path / "site"],
-        cwd=ROOT,
-        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    site = str(tmp_path / "site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", site]
+    output(command, cwd=ROOT, env={"NO_MKDOCS_2_WARNING": "1"})
     for document in DOCUMENTS:
         if document.path.parent.name == "docs":
             assert (tmp_path / "site" / document.path.stem / "index.html").exists()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import pydoc
-import subprocess
 import sys
 import typing
 
@@ -15,6 +14,7 @@ import rdzv_etcd
 from rdzv_etcd.settings import OPTIONS
 from rdzv_etcd.settings.fields import OptionKind
 from rdzv_etcd.world.connect import Options
+from tests.support.processes import output
 
 _USE = """
 import sys
@@ -33,11 +33,7 @@ print(sorted(name for name in sys.modules if name.startswith(heavy)))
 
 
 def test_the_errors_and_the_version_are_there_and_nothing_heavy_is_loaded_for_them() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", _USE], capture_output=True, text=True, check=False, timeout=120
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == "[]"
+    assert output([sys.executable, "-c", _USE]).strip() == "[]"
 
 
 _LOOK = """
@@ -53,10 +49,8 @@ print(rdzv_etcd.torch.run.__module__)
 
 def test_torch_is_loaded_only_for_who_names_it() -> None:
     """``import *`` must not put something else in the place of the user's torch."""
-    done = subprocess.run(
-        [sys.executable, "-c", _LOOK], capture_output=True, text=True, check=False, timeout=120
-    )
-    assert done.stdout.split() == ["False", "False", "rdzv_etcd.torch.recovery"], done.stderr
+    words = output([sys.executable, "-c", _LOOK]).split()
+    assert words == ["False", "False", "rdzv_etcd.torch.recovery"]
 
 
 _KINDS = {

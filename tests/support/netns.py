@@ -11,12 +11,11 @@ from __future__ import annotations
 import os
 import random
 import shutil
-import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.support.processes import claim, spawn
+from tests.support.processes import claim, run, spawn
 
 _START_LIMIT_S = 10.0
 _BRIDGE = "switch"
@@ -31,15 +30,13 @@ def why_not() -> str:
     missing = [tool for tool in ("ip", "unshare", "nsenter") if shutil.which(tool) is None]
     if missing:
         return f"{', '.join(missing)} missing (apt-get install iproute2 util-linux)"
-    tried = subprocess.run(["unshare", "--net", "true"], capture_output=True, check=False)
+    tried = run(["unshare", "--net", "true"])
     if tried.returncode:
-        return f"this machine grants no network namespace: {tried.stderr.decode().strip()}"
+        return f"this machine grants no network namespace: {tried.stderr.strip()}"
     name = f"rzp{os.getpid() % 1_000_000}"
-    made = subprocess.run(
-        ["ip", "link", "add", name, "type", "veth"], capture_output=True, check=False
-    )
+    made = run(["ip", "link", "add", name, "type", "veth"])
     if made.returncode:
-        return f"this machine grants no network device: {made.stderr.decode().strip()}"
+        return f"this machine grants no network device: {made.stderr.strip()}"
     _ip("link", "del", name)
     return ""
 
@@ -157,7 +154,7 @@ def _ip(*arguments: str) -> None:
 
 
 def _run(command: Sequence[str]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = run(command)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip()}")
 

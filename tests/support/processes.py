@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -54,6 +55,33 @@ def _spawn(
             stderr=subprocess.STDOUT,
             env=None if env is None else dict(env),
         )
+
+
+def run(
+    command: Sequence[str | Path],
+    *,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    limit_s: float = 300.0,
+) -> subprocess.CompletedProcess[str]:
+    """Run a program without input to its end; ``env`` is added to this process's environment."""
+    return subprocess.run(
+        command,
+        cwd=cwd,
+        env={**os.environ, **(env or {})},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=limit_s,
+    )
+
+
+def output(command: Sequence[str | Path], **how: Any) -> str:
+    """Run a program that must end well, as :func:`run` does; return what it printed."""
+    done = run(command, **how)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return done.stdout
 
 
 def end(process: subprocess.Popen[bytes], *, grace_s: float = 10.0) -> int:

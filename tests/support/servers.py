@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.support.gateway import Gateway, GatewayError, Metrics
-from tests.support.processes import end, free_port, spawn
+from tests.support.processes import end, free_port, run, spawn
 
 if TYPE_CHECKING:  # the benchmarks need servers, and no certificates
     from tests.support.certificates import Certificates
@@ -49,7 +49,7 @@ class EtcdBinary:
 
     @functools.cached_property
     def _help(self) -> str:
-        done = subprocess.run([self.path, "--help"], capture_output=True, text=True, check=False)
+        done = run([self.path, "--help"])
         return done.stdout + done.stderr
 
     def knows(self, flag: str) -> bool:
@@ -100,7 +100,7 @@ def _packaged() -> Path | None:
 def examine(path: Path) -> EtcdBinary:
     """Return the executable with its version. Raises :class:`ValueError` if it is no etcd."""
     try:
-        done = subprocess.run([path, "--version"], capture_output=True, text=True, check=False)
+        done = run([path, "--version"])
     except OSError as error:
         raise ValueError(f"{path} cannot be executed: {error.strerror}") from error
     match = re.search(r"etcd Version:\s*(\S+)", done.stdout)
@@ -293,14 +293,7 @@ class EtcdServer:
         return self._folder / f"{self.name}.db"
 
     def _tool(self, name: str, *arguments: str | Path) -> None:
-        done = subprocess.run(
-            [self._beside(name), *arguments],
-            env={**os.environ, "ETCDCTL_API": "3"},
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=START_LIMIT_S,
-        )
+        done = run([self._beside(name), *arguments], env={"ETCDCTL_API": "3"})
         if done.returncode != 0:
             raise RuntimeError(f"{name}: {done.stdout}{done.stderr}")
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import uuid
 
-from tests.support.processes import claim, free_port
+from tests.support.processes import claim, free_port, output
 
 _CLAIM = (
     "import sys; from tests.support.processes import claim; print(claim(sys.argv[1]) is not None)"
@@ -16,8 +15,7 @@ _CLAIM = (
 
 def claim_elsewhere(name: str) -> str:
     """Let another process try, and end."""
-    command = [sys.executable, "-c", _CLAIM, name]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    return output([sys.executable, "-c", _CLAIM, name]).strip()
 
 
 def test_a_claim_excludes_everyone_until_it_is_given_up() -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.support import suite
+from tests.support import processes, suite
 from tests.support.suite import ALLOWED_SKIPS_VARIABLE, TESTS, group_of
 
 _CONFTEST = """
@@ -61,14 +60,7 @@ def run(folder: Path, tests: str, *options: str, **environment: str) -> tuple[in
     (folder / "conftest.py").write_text(_CONFTEST)
     (folder / "test_it.py").write_text(tests)
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--rootdir", str(folder)]
-    done = subprocess.run(
-        [*command, *options, str(folder)],
-        cwd=TESTS.parent,
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = processes.run([*command, *options, str(folder)], cwd=TESTS.parent, env=environment)
     return done.returncode, done.stdout + done.stderr
 
 
@@ -118,7 +110,4 @@ def test_a_run_that_asks_for_late_starts_gets_some(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
     monkeypatch.setenv(suite.LATE_STARTS_VARIABLE, "0")
     suite.ask_for_late_starts()
-    done = subprocess.run(
-        [sys.executable, "-c", _SLEEPS_COUNTED], capture_output=True, text=True, check=True
-    )
-    assert 0 < int(done.stdout) < 100
+    assert 0 < int(processes.output([sys.executable, "-c", _SLEEPS_COUNTED])) < 100
