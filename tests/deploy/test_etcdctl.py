@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import os
 import subprocess
 from collections.abc import Callable
@@ -20,6 +19,8 @@ from tests.support.gateway import GatewayError
 from tests.support.servers import ENOUGH_TO_FILL, EtcdBinary, EtcdCluster, EtcdServer
 
 pytestmark = pytest.mark.every_etcd
+
+_FILLER = b"/rdzv_etcd/filler"
 
 
 def test_two_nodes_meet_as_the_user_and_nothing_else_is_allowed(
@@ -71,15 +72,14 @@ def test_a_role_per_job_keeps_one_jobs_workers_from_another_jobs_keys(
 
 def test_a_full_etcd_takes_writes_again(documented_etcd: Callable[..., DocumentedEtcd]) -> None:
     etcd = documented_etcd(flags=("--quota-backend-bytes", str(2 << 20)))
-    key = "/rdzv_etcd/filler"
     environment = etcd.as_root()
     password = environment["ETCDCTL_PASSWORD"]
     etcd.server.gateway.log_in_as("root", password)
     with pytest.raises(GatewayError, match="space"):
-        _fill(etcd.server, key)
+        _fill(etcd.server)
     done = etcd.run(DOCUMENT.commands("space"), **environment)
     assert done.returncode == 0, done.stderr
-    _put(etcd.server, key, b"fits")
+    etcd.server.gateway.put(_FILLER, b"fits")
 
 
 def test_all_members_of_a_full_cluster_take_writes_again_though_one_is_named(
@@ -87,10 +87,9 @@ def test_all_members_of_a_full_cluster_take_writes_again_though_one_is_named(
 ) -> None:
     """As behind a Service."""
     full = fresh_cluster(3, flags=("--quota-backend-bytes", str(2 << 20)))
-    key = "/rdzv_etcd/filler"
     first = full.members[0]
     with pytest.raises(GatewayError, match="space"):
-        _fill(first, key)
+        _fill(first)
     subprocess.run(
         ["bash", "-euc", DOCUMENT.commands("space")],
         env=os.environ
@@ -102,7 +101,7 @@ def test_all_members_of_a_full_cluster_take_writes_again_though_one_is_named(
         check=True,
     )
     for member in full.members:
-        _put(member, key, b"fits")
+        member.gateway.put(_FILLER, b"fits")
 
 
 def test_a_slow_election_makes_leases_longer(
@@ -114,14 +113,9 @@ def test_a_slow_election_makes_leases_longer(
     assert int(granted["TTL"]) == 8
 
 
-def _fill(server: EtcdServer, key: str) -> None:
+def _fill(server: EtcdServer) -> None:
     for _ in range(ENOUGH_TO_FILL):
-        _put(server, key, os.urandom(100_000))
-
-
-def _put(server: EtcdServer, key: str, value: bytes) -> None:
-    encoded = {"key": base64.b64encode(key.encode()).decode()}
-    server.gateway.call("/v3/kv/put", {**encoded, "value": base64.b64encode(value).decode()})
+        server.gateway.put(_FILLER, os.urandom(100_000))
 
 
 def _settings(etcd: DocumentedEtcd, job_id: str, **config: object) -> Settings:
