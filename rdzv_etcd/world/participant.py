@@ -133,8 +133,7 @@ class Participant(Lifecycle):
         self._drained: DrainedError | None = None
         self.joined_in: int | None = None
         """The thread that joined last."""
-        self.note_change: Callable[[], None] = _nothing
-        """Lets the world that this node is in note why it is over, if it is."""
+        self._note_change: Callable[[], None] = _nothing
         self._since_s = clock.now_s()
         self._process = process_id()
         self._when_left: list[Callable[[], None]] = []
@@ -238,7 +237,7 @@ class Participant(Lifecycle):
         self.refuse_in_child()
         if self._drained is not None:
             raise self._drained.copy()
-        self.note_change()
+        self._note_change()
 
     async def join(self, thread: int, timeout_s: float | None, because: str) -> Seat:
         """Arrive for the next round; see :meth:`rdzv_etcd.Group.join`. ``thread``: the caller's."""
@@ -316,6 +315,10 @@ class Participant(Lifecycle):
         if listener is not None:
             listener.close()
 
+    def enter(self, note_change: Callable[[], None]) -> None:
+        """Be in a new world, which ``note_change`` lets note why it is over, if it is."""
+        self._note_change = note_change
+
     # -- leaving ----------------------------------------------------------------------------------
 
     def leave(self, reason: str) -> None:
@@ -328,7 +331,7 @@ class Participant(Lifecycle):
         self.begin_to_end(partial(self.last_leave, "was dropped by the program"))
 
     def note_ending(self) -> None:
-        self.note_change()
+        self._note_change()
         self._gate.abandon()
         self._close_listener()
         if self._bound is not None:

@@ -78,7 +78,7 @@ class AnyWorld(Generic[S]):
         self._change: WorldChange | None = None
         self._known_ids: tuple[str, ...] | None = None
         self._known_members: tuple[WorldMember, ...] | None = None
-        part.note_change = partial(_note_change, weakref.ref(self))
+        part.enter(partial(_note_change, weakref.ref(self)))
 
     def __repr__(self) -> str:
         return (

@@ -16,7 +16,7 @@ from rdzv_etcd.etcd.client import EtcdClient
 from rdzv_etcd.settings.connection import Connection, Endpoint, Tls
 
 async def contact(port, tls, error):
-    client = EtcdClient(Connection((Endpoint("127.0.0.1", port),), tls, connect_timeout_s=2))
+    client = EtcdClient(Connection((Endpoint("127.0.0.1", port),), tls, connect_timeout_s=1))
     try:
         await client.connect()
     except error as failed:

@@ -57,7 +57,7 @@ def shared_training(
     files = certificates
     tls = f"ca_cert={files.ca},cert={files.client_cert},key={files.client_key}"
     folder = tmp_path_factory.mktemp("job")
-    job = Job(strict_etcd.endpoint, folder, nnodes="2:3", conf=f"{QUICK},{tls}")
+    job = Job(strict_etcd.endpoint, folder, nnodes="2:3", conf=f"{QUICK},{tls}", allreduce=True)
     made = Training(job, lambda: strict_etcd.gateway)
     try:
         made.start("a", "b", **_LOGIN)

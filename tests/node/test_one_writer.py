@@ -16,7 +16,8 @@ ROOMS = ("node", "world", "runtime")
 THREADS = "loop_thread.py"
 """Its three classes are one thread, its calls and the count of who holds it, under one lock."""
 FINALIZER = "atexit"
-"""The standard library's: :class:`weakref.finalize` is set up by assigning to it."""
+"""The standard library's: :class:`weakref.finalize` is set up by assigning to it. So are the names
+with two underscores of a function that is made."""
 
 
 def foreign_writes(source: str) -> Iterator[int]:
@@ -24,7 +25,7 @@ def foreign_writes(source: str) -> Iterator[int]:
     for node in ast.walk(ast.parse(source)):
         if not isinstance(node, ast.Attribute) or not isinstance(node.ctx, ast.Store | ast.Del):
             continue
-        if node.attr == FINALIZER:
+        if node.attr == FINALIZER or node.attr.startswith("__"):
             continue
         if ast.unparse(node.value) not in ("self", "member", "self._member"):
             yield node.lineno
