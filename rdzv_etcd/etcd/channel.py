@@ -88,15 +88,8 @@ class Stream:
         self.channel = channel
         self.metadata = token
         self._over = asyncio.Event()
-        self._call = method(self._requests(request), metadata=token)
+        self._call = method(_until(self._over, request), metadata=token)
         self._dropped = False
-
-    async def _requests(self, request: Any) -> AsyncIterator[Any]:
-        yield request
-        # Otherwise gRPC would close this direction, at which a proxy would end the stream; and it
-        # would format the traceback of a cancellation.
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._over.wait()
 
     async def read(self) -> Any:
         """Return the next message, ``None`` when the server ended the stream without an error."""
@@ -135,12 +128,23 @@ class Stream:
             self._call = None
 
 
-async def _only_reply(call: Any) -> Any:
+async def _until(over: asyncio.Event, request: Any) -> AsyncIterator[Any]:
+    """Yield the one request of a stream, and then nothing until the stream is over."""
+    yield request
+    # Otherwise gRPC would close this direction, at which a proxy (etcd's own is one) ends the
+    # stream; and it would format the traceback of a cancellation.
+    with contextlib.suppress(asyncio.CancelledError):
+        await over.wait()
+
+
+async def _only_reply(call: Any, over: asyncio.Event) -> Any:
     """Return the reply on a stream for one request, once the stream has ended."""
     try:
         reply = await call.read()
+        over.set()
         await call.code()
     finally:
+        over.set()
         call.cancel()  # in case that the caller was
     if not reply:
         raise ClosedError("etcd ended the stream without a reply")
@@ -185,12 +189,12 @@ class Server:
     ) -> Any:
         """Send one request, and return the one reply to it."""
         channel = self._open()
-        is_stream = method == "LeaseKeepAlive"
-        sent = (request,) if is_stream else request
+        is_stream, over = method == "LeaseKeepAlive", asyncio.Event()
+        sent = _until(over, request) if is_stream else request
         call = self._calls[method](sent, timeout=timeout_s, metadata=metadata)
         self._in_flight[call] = channel
         try:
-            return await (_only_reply(call) if is_stream else call)
+            return await (_only_reply(call, over) if is_stream else call)
         except asyncio.CancelledError:
             if self._closed and not _being_cancelled():
                 raise ClosedError("the client was closed") from None

@@ -11,7 +11,9 @@ import pytest
 
 from rdzv_etcd.errors import EtcdUnavailableError
 from rdzv_etcd.etcd.port import Get
+from rdzv_etcd.settings import Endpoint
 from tests.etcd.tools import LIMIT_S, PREFIX, client_of, in_background, put, run
+from tests.support.processes import end, free_port, spawn
 from tests.support.servers import EtcdCluster, EtcdServer
 
 pytestmark = pytest.mark.every_etcd
@@ -71,3 +73,19 @@ async def test_another_member_takes_over_well_within_the_lease(cluster: EtcdClus
         assert (await client.get(Get(PREFIX), timeout_s=LIMIT_S)).count == 0
         assert (await client.txn(put(b"after"), timeout_s=LIMIT_S)).succeeded
         follower.resume()
+
+
+async def test_a_lease_is_renewed_through_the_proxy_of_etcd(server: EtcdServer) -> None:
+    """It ends a stream whose requests are over, before the reply to them has come."""
+    at = Endpoint(server.host, free_port())
+    addresses = [f"--endpoints={server.endpoint}", f"--listen-addr={at.target}"]
+    addresses += [f"--advertise-client-url={at.target}"]
+    command = [server.binary.path, "grpc-proxy", "start", *addresses]
+    proxy = spawn(command, server.log.with_name("proxy.log"))
+    try:
+        async with client_of(at) as client:
+            lease = await client.grant(60, timeout_s=LIMIT_S)
+            for _ in range(3):
+                assert await client.keep_alive(lease.lease_id, timeout_s=LIMIT_S) == 60
+    finally:
+        await in_background(lambda: end(proxy))
