@@ -33,7 +33,8 @@ _HANDSHAKES = 4
 """So many times the duration of a handshake with the node are added to that."""
 _ATTEMPT_S = 0.1
 """An attempt that has not connected after this long and twice a handshake is made again: TCP sends
-again only after a second what was lost of it."""
+again only after a second what was lost of it. A node to which there was no link may be farther
+away: the second attempt has all the time that is left."""
 _BETWEEN_ATTEMPTS_S = 0.001
 _LATE_S = 0.05
 """An attempt that ends later than planned by that much shows that this node itself was stopped
@@ -155,10 +156,11 @@ class PeerWatch:
         while True:
             until_s = clock.now_s() + _RECONTACT_S + _HANDSHAKES * handshake_s
             best, late_s = Contact(Answer.UNREACHABLE), 0.0
+            attempt_s = _ATTEMPT_S + 2 * handshake_s
             while (left_s := until_s - clock.now_s()) > 0:
                 # Its kernel, which holds a connection, sends again by itself what is lost of it.
                 is_held = best.answer is Answer.HELD
-                limit_s = left_s if is_held else min(left_s, _ATTEMPT_S + 2 * handshake_s)
+                limit_s = left_s if is_held else min(left_s, attempt_s)
                 ends_s = clock.now_s() + limit_s
                 contact = await self._contact(info, limit_s)
                 if contact.is_clear:
@@ -166,6 +168,7 @@ class PeerWatch:
                 # Of those that show nothing, one that was held shows most: a kernel is there.
                 best = best if is_held else contact
                 late_s = max(late_s, clock.now_s() - ends_s)
+                attempt_s = attempt_s if handshake_s else _RECONTACT_S
                 await clock.sleep(_BETWEEN_ATTEMPTS_S)
             if late_s < _LATE_S:
                 return best

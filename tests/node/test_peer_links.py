@@ -407,6 +407,19 @@ async def test_a_neighbor_far_away_is_reached_again(job: SimJob) -> None:
     assert not accused_in(job)
 
 
+@simulated(min_nodes=2, max_nodes=4, peer_links=True)
+async def test_a_neighbor_far_away_is_reached_after_a_loss(job: SimJob) -> None:
+    """Though it may be gone as well, and nothing shows how far away it is."""
+    job.network.delay(place("c"), 0.09)
+    await formed(job, "abcd")
+    ranks = [node.name for node in by_rank(job)]
+    lost = ranks[ranks.index("c") - 1]  # now another one watches c
+    job.kill(lost)
+    await job.until_works([name for name in ranks if name != lost], limit_s=30.0)
+    await job.pass_time(20.0)
+    assert len(accused_in(job)) == 1
+
+
 @pytest.mark.parametrize("certain", [True, False])
 @pytest.mark.parametrize(
     ("far", "one_way_s"), [("b", 0.02), ("b", 0.1), ("b", 0.15), ("abcd", 0.15)]
