@@ -124,7 +124,7 @@ class Call(Generic[P, R_co]):
             work.close()
         if isinstance(error, RdzvEtcdError):
             return [] if self._instead is None else self._instead(face, error)
-        if self._undo is not None:
+        if self._undo is not None and work is not None:  # without it, the arguments were refused
             face._part.begin(self._undo(face, error, done))
         return []
 
@@ -163,15 +163,20 @@ class LastCall(Call[P, None]):
 
     def blocking(self) -> Callable[..., None]:
         def method(face: Any, /, *args: Any, **given: Any) -> None:
-            face._part.end(partial(self._work, face, *args, **given))
+            face._part.end(self._bound(face, *args, **given))
 
         return method
 
     def awaited(self) -> Callable[..., Coroutine[Any, Any, None]]:
         async def method(face: Any, /, *args: Any, **given: Any) -> None:
-            await face._part.end_awaited(partial(self._work, face, *args, **given))
+            await face._part.end_awaited(self._bound(face, *args, **given))
 
         return method
+
+    def _bound(self, *args: Any, **given: Any) -> Callable[[], Coroutine[Any, Any, None]]:
+        """Return the last work. Raises TypeError now: later it could not be done again."""
+        inspect.signature(self._work).bind(*args, **given)
+        return partial(self._work, *args, **given)
 
 
 class _Face:

@@ -20,7 +20,7 @@ import threading
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rdzv_etcd.clock import Clock
 from rdzv_etcd.errors import (
@@ -129,7 +129,8 @@ class Participant(Lifecycle):
         """Rank 0's, until the program takes it …"""
         self._listener_epoch = 0
         """… and of which world."""
-        self._is_joining = False
+        self._joining: asyncio.Task[Any] | None = None
+        """The join under way."""
         self._drained: DrainedError | None = None
         self.joined_in: int | None = None
         """The thread that joined last."""
@@ -241,12 +242,12 @@ class Participant(Lifecycle):
 
     async def join(self, thread: int, timeout_s: float | None, because: str) -> Seat:
         """Arrive for the next round; see :meth:`rdzv_etcd.Group.join`. ``thread``: the caller's."""
-        if self._is_joining:
+        if self._joining is not None:
             raise MisuseError(
                 f"this node is joining job {self.settings.job_id!r} already: let one thread call "
                 "join(), and share the world that it returns; another node is another group"
             )
-        self._is_joining = True
+        mine = self._joining = asyncio.current_task()
         node, listener, epoch = self.node, None, self.node.epoch
         limit_s = self.settings.timing.join_timeout_s if timeout_s is None else timeout_s
         self.joined_in = thread
@@ -271,7 +272,8 @@ class Participant(Lifecycle):
                 await self.end_here(partial(self.last_leave, why))
             raise
         finally:
-            self._is_joining = False
+            if self._joining is mine:
+                self._joining = None
         if seat.rank == 0:
             self._listener, self._listener_epoch = listener, seat.epoch
         else:
@@ -292,7 +294,8 @@ class Participant(Lifecycle):
     def give_up_join(self, error: BaseException, epoch: int | None) -> None:
         """Let this node join again after an interruption, on the loop; ``epoch``: of the world that
         the interrupted join led to, if it did."""
-        self._is_joining = False
+        if self._joining is not None and _is_being_cancelled(self._joining):  # not another call's
+            self._joining = None
         if epoch is not None:
             self._close_listener()
             self._give_up_seat(epoch - 1, error)
@@ -409,6 +412,12 @@ class Participant(Lifecycle):
 
 def _nothing(*_: object) -> None:
     pass
+
+
+def _is_being_cancelled(task: asyncio.Task[Any]) -> bool:
+    """Whether it was asked to end; ``True`` on Python 3.10, which does not show that."""
+    cancelling = getattr(task, "cancelling", None)
+    return cancelling is None or cancelling() > 0
 
 
 def make_identity() -> Identity:

@@ -171,6 +171,10 @@ async def test_a_join_that_is_cancelled_is_taken_back_and_may_be_tried_again(nod
         for _ in range(2):  # the second one binds a socket of its own
             joining = asyncio.ensure_future(one.join())
             await nodes.until_there(1)
+            beside = asyncio.ensure_future(one.join())
+            await asyncio.sleep(0)
+            beside.cancel()
+            await asyncio.wait([beside])
             with pytest.raises(MisuseError):
                 await one.join()
             joining.cancel()

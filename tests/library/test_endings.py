@@ -67,6 +67,17 @@ def test_leaving_the_block_leaves_the_group(job: Job) -> None:
     node.leave()
 
 
+def test_a_call_with_wrong_arguments_ends_nothing(job: Job) -> None:
+    with job.groups(1) as (group,):
+        world = group.join()
+        for call in (world.barrier, world.exchange, partial(group.leave, "for", "good")):
+            with pytest.raises(TypeError):
+                call()
+        world.store.set("key", b"")  # after it, what the calls may have begun is done
+        assert not world.over
+        assert not group.has_left
+
+
 def test_what_a_group_that_has_left_says(job: Job) -> None:
     node = job.group()
     world = node.join()

@@ -28,6 +28,19 @@ def test_a_second_join_meanwhile_is_refused_and_harms_nothing(job: Job) -> None:
         assert (one.waiting_count(), other.waiting_count()) == (0, 0)
 
 
+def test_a_join_that_was_called_wrongly_lets_no_other_begin(job: Job) -> None:
+    with job.groups(2) as (one, other), ThreadPoolExecutor(1) as pool:
+        first = pool.submit(one.join)
+        place = job.root + b"nodes/" + one.node_id.encode()
+        wait_until("it has arrived", lambda: job.server.keys(place))
+        with pytest.raises(TypeError):
+            one.join(until="tomorrow")  # type: ignore[call-arg]
+        with pytest.raises(MisuseError, match=f"joining job '{job.id}' already"):
+            one.join(1.0)
+        assert other.join().size == 2
+        assert first.result(LIMIT_S).round == 1
+
+
 def test_a_join_that_is_interrupted_when_it_is_done_leaves_the_world(job: Job) -> None:
     """Nobody would work in it. The others are told at once, and the node may join again."""
 
