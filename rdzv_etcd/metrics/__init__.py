@@ -80,8 +80,8 @@ def open_outputs(
 ) -> Outputs | None:
     """Show what ``recorder`` keeps where the options say; ``None`` if there are none.
 
-    The port listens at the address of the given socket. Raises SettingsError if the file cannot be
-    written, or the port is taken.
+    The port listens at the address of the given socket. Blocks for some seconds if a file system
+    does not answer. Raises SettingsError if the file cannot be written, or the port is taken.
     """
     if type(recorder) is Recorder:
         return None

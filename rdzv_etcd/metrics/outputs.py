@@ -1,8 +1,8 @@
 """Where the metrics of one node are shown: a text file, a port, or both.
 
-prometheus_client writes the file and serves the port. After the first time, the file is written on
-a thread of its own: a file system that does not answer must not keep a node's event loop from
-renewing its lease.
+prometheus_client writes the file and serves the port. The file is written on a thread: a file
+system that does not answer must neither keep a node's event loop from renewing its lease, nor a
+node from starting without a word.
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ from prometheus_client import start_http_server, write_to_textfile
 
 from rdzv_etcd.errors import SettingsError
 from rdzv_etcd.metrics.prometheus import Page, PrometheusRecorder
-from rdzv_etcd.process import begun_in_thread
+from rdzv_etcd.process import begun_in_thread, wait_for_result
 from rdzv_etcd.settings import Settings
 
 _log = logging.getLogger("rdzv_etcd")
 
+_START_LIMIT_S = 10.0
+"""A file system that takes longer for the first write is refused."""
 _END_LIMIT_S = 5.0
 """How long closing waits for the last write."""
 
@@ -34,7 +36,8 @@ class Outputs:
     def __init__(
         self, recorder: PrometheusRecorder, settings: Settings, same_interface_as: socket.socket
     ) -> None:
-        """The port listens at the address of the given socket. Raises SettingsError."""
+        """The port listens at the address of the given socket. Blocks for some seconds if a file
+        system does not answer. Raises SettingsError."""
         self._file: TextFile | None = None
         self._server: Any = None
         job = f"[job {settings.job_id}]"
@@ -83,7 +86,10 @@ class TextFile:
         if path.exists() and not path.is_file():
             raise self._refused("it exists and is not a file")
         try:
-            self._write()
+            first = begun_in_thread(self._write, "rdzv-etcd metrics")
+            if not wait_for_result(first, _START_LIMIT_S):
+                raise self._refused(f"its file system has not answered for {_START_LIMIT_S:g} s")
+            first.result()
         except OSError as error:
             raise self._refused(error.strerror or str(error)) from None
         self._thread = begun_in_thread(self._run, "rdzv-etcd metrics")

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import sysconfig
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -165,6 +166,19 @@ def test_a_file_that_cannot_be_written_any_more_is_told_once_and_written_again(
     )
     asyncio.run(file.close())
     assert caplog.text.count("cannot update the metrics") == 1
+
+
+def test_a_file_system_that_does_not_answer_is_an_error_at_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = threading.Event()
+    monkeypatch.setattr(outputs, "_START_LIMIT_S", 0.1)
+    monkeypatch.setattr(outputs, "write_to_textfile", lambda *_: answers.wait(LIMIT_S))
+    try:
+        with pytest.raises(SettingsError, match="its file system has not answered"):
+            TextFile(PrometheusRecorder("job"), tmp_path / "rdzv.prom", "")
+    finally:
+        answers.set()
 
 
 def test_no_error_ends_the_writing(
