@@ -312,10 +312,10 @@ def when_over(world: AnyWorld[Any], callback: Callable[[WorldChange | None], Non
 
 
 def when_drained(world: AnyWorld[Any], callback: Callable[[], None]) -> None:
-    """Call ``callback`` once this node is being drained, or has left; as :func:`when_over`."""
+    """Call ``callback`` once this node is being drained; as :func:`when_over`."""
     part = world._part
     part.refuse_in_child()
-    part.begin(_until_drained(part.node), callback)
+    part.begin(_when_drained(part.node, callback))
 
 
 def note_finished(world: AnyWorld[Any]) -> None:
@@ -338,9 +338,11 @@ def wait_until_closed(world: AnyWorld[Any], timeout_s: float) -> NoReturn:
     raise error
 
 
-async def _until_drained(node: Node) -> None:
+async def _when_drained(node: Node, callback: Callable[[], None]) -> None:
     with suppress(RendezvousFailedError):
         await node.drained()
+    if node.drain is not None:  # it has not left, nor failed, for another reason
+        callback()
 
 
 async def _until_over(node: Node, seat: Seat) -> None:

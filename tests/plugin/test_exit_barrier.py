@@ -74,6 +74,18 @@ def test_a_finished_member_that_is_drained_leaves_at_once(job: PluginJob) -> Non
         assert working.next_rendezvous().world_size == 1
 
 
+def test_a_finished_member_that_left_unasked_does_not_take_the_others_for_finished(
+    job: PluginJob,
+) -> None:
+    with job.handlers(2, "1:2", **FOREVER) as (done, working), ThreadPoolExecutor(1) as pool:
+        info, _ = join_all([done, working])
+        waiting = pool.submit(exit_barrier, info)
+        wait_until("the other knows", lambda: finished(job) == 1)
+        done._group.leave("left over")
+        with pytest.raises(dist.DistStoreError, match="this node has left the job"):
+            waiting.result(LIMIT_S)
+
+
 def test_a_finished_member_hears_that_the_job_has_failed(job: PluginJob) -> None:
     with job.handlers(2) as (done, failing), ThreadPoolExecutor(2) as pool:
         info, other = join_all([done, failing])
