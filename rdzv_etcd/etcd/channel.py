@@ -165,6 +165,8 @@ class Server:
         self._in_flight: dict[Any, grpc.aio.Channel] = {}
         self._streams: WeakSet[Stream] = WeakSet()
         self._retired: list[grpc.aio.Channel] = []
+        self.connection = 0
+        """Which connection is used: they are numbered."""
         self._closed = False
 
     async def ready(self, limit_s: float) -> bool:
@@ -235,6 +237,7 @@ class Server:
         if self._closed:
             raise ClosedError("the client is closed")
         if self._channel is None:
+            self.connection += 1
             self._used = self._credentials()
             self._channel = _open_channel(self._target, self._used)
             self._calls = _bind(self._channel)

@@ -270,8 +270,13 @@ class Failover:
         metadata: Metadata | None = None,
         *,
         is_small: bool = False,
+        connection: int | None = None,
     ) -> AttemptError:
-        """Judge a failure at ``server``, leave it if need be, and return what to raise."""
+        """Judge a failure at ``server``, leave it if need be, and return what to raise.
+
+        ``connection``: over which it was asked, if that matters. What was under way when another
+        call gave that up shows nothing of the next one.
+        """
         if isinstance(error, AttemptError):
             fault = error.fault
         elif isinstance(error, grpc.RpcError):
@@ -281,7 +286,7 @@ class Failover:
         if fault.verdict is Verdict.STALE_TOKEN:
             if metadata is not None:
                 self.auth.refuse(metadata)
-        elif fault.verdict is not Verdict.FINAL:
+        elif fault.verdict is not Verdict.FINAL and connection in (None, server.connection):
             gives_up = self.has_alternatives or is_small
             self.leave(server, is_silent=fault.is_timeout and gives_up)
         return AttemptError(fault, server.name)
@@ -376,18 +381,22 @@ class Failover:
                 min(_CONNECT_LIMIT_S, share_s) if self.has_alternatives else share_s
             )
             metadata: Metadata | None = None
+            connection: int | None = None
             try:
                 kind = call.kind
                 limit_s = kind.shared_limit_s if self.has_alternatives else kind.attempt_limit_s
                 metadata = await self.auth.metadata(
                     server, min(limit_s, call.deadline.remaining_s())
                 )
+                connection = server.connection
                 return await server.unary(
                     call.method, call.request, timeout_s=call.limit_s(limit_s), metadata=metadata
                 )
             except (AttemptError, ClosedError, grpc.RpcError) as error:
                 small = call.kind.is_small
-                raise self.failed(server, error, metadata, is_small=small) from error
+                raise self.failed(
+                    server, error, metadata, is_small=small, connection=connection
+                ) from error
         except AttemptError as failed:
             call.note(failed)
             raise

@@ -13,6 +13,7 @@ from rdzv_etcd.errors import EtcdUnavailableError
 from rdzv_etcd.etcd.port import Get
 from rdzv_etcd.settings import Endpoint
 from tests.etcd.tools import LIMIT_S, PREFIX, client_of, in_background, put, run
+from tests.support.bridge import FaultBridge
 from tests.support.processes import end, free_port, spawn
 from tests.support.servers import EtcdCluster, EtcdServer
 
@@ -29,6 +30,25 @@ async def test_a_reply_that_does_not_come_is_an_error_in_time(server: EtcdServer
                 await client.keep_alive(lease.lease_id, timeout_s=limit_s)
         server.resume()
         assert await client.keep_alive(lease.lease_id, timeout_s=LIMIT_S) == 60
+
+
+async def test_a_dead_connection_is_given_up_once(server: EtcdServer) -> None:
+    """However many keep-alives were under way over it: the others are no news of the next one."""
+    with FaultBridge(server.address) as bridge:
+        async with client_of(Endpoint(bridge.host, bridge.port)) as client:
+            leases = [(await client.grant(60)).lease_id for _ in range(3)]
+
+            async def renew_later(lease_id: int, after_s: float) -> int:
+                await asyncio.sleep(after_s)
+                return await client.keep_alive(lease_id, timeout_s=LIMIT_S)
+
+            before = bridge.connections
+            bridge.half_open()
+            late = zip(leases, (0.0, 0.3, 0.6), strict=True)
+            assert await asyncio.gather(*(renew_later(*each) for each in late)) == [60, 60, 60]
+            await asyncio.sleep(0.5)
+            assert await client.keep_alive(leases[0]) == 60
+            assert bridge.connections == before + 1
 
 
 def test_a_connection_that_was_given_up_is_closed_at_once(server: EtcdServer) -> None:
