@@ -100,7 +100,7 @@ async def test_a_lease_is_renewed_through_the_proxy_of_etcd(server: EtcdServer) 
     at = Endpoint(server.host, free_port())
     addresses = [f"--endpoints={server.endpoint}", f"--listen-addr={at.target}"]
     addresses += [f"--advertise-client-url={at.target}"]
-    command = [server.binary.path, "grpc-proxy", "start", *addresses]
+    command = [str(server.binary.path), "grpc-proxy", "start", *addresses]
     proxy = spawn(command, server.log.with_name("proxy.log"))
     try:
         async with client_of(at) as client:

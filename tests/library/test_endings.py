@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import Any
 
 import pytest
 
@@ -70,9 +71,14 @@ def test_leaving_the_block_leaves_the_group(job: Job) -> None:
 def test_a_call_with_wrong_arguments_ends_nothing(job: Job) -> None:
     with job.groups(1) as (group,):
         world = group.join()
-        for call in (world.barrier, world.exchange, partial(group.leave, "for", "good")):
+        calls: list[tuple[Any, tuple[str, ...]]] = [
+            (world.barrier, ()),
+            (world.exchange, ()),
+            (group.leave, ("for", "good")),
+        ]
+        for call, arguments in calls:
             with pytest.raises(TypeError):
-                call()
+                call(*arguments)
         world.store.set("key", b"")  # after it, what the calls may have begun is done
         assert not world.over
         assert not group.has_left
