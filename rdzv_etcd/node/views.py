@@ -64,11 +64,11 @@ class ViewWatch(Generic[V]):
         longest_retry_s: float = 5.0,
         in_parts: bool = False,
     ) -> None:
-        """``build`` makes the view from a read, ``fold`` applies a batch of changes to it.
-        ``notice`` is called with every new view; ``complain`` once for a key that cannot be read,
-        which is read again when it changes, and now and then: in the end every
-        ``longest_retry_s``; ``on_regress`` (before ``notice``) when etcd's revision went back: its
-        data were wiped or restored. ``in_parts``: read what ``request`` asks for as
+        """``build`` makes the view from a read, ``fold`` applies changes to it (it may raise only
+        if there is a ``notice``). ``notice`` is called with every new view; ``complain`` once for a
+        key that cannot be read, which is read again when it changes, and now and then: in the end
+        every ``longest_retry_s``; ``on_regress`` (before ``notice``) when etcd's revision went
+        back: its data were wiped or restored. ``in_parts``: read what ``request`` asks for as
         :func:`read_pages` does."""
         self._etcd = etcd
         self._clock = clock
@@ -84,6 +84,9 @@ class ViewWatch(Generic[V]):
         self._runs = False
         self._on_regress = on_regress
         self._view: V | None = None
+        self._news: list[WatchBatch] = []
+        """What the watch has brought since the view was read last. Each fold may copy thousands of
+        nodes, so one fold takes all that have arrived between two looks."""
         self._revision = 0
         self._watch: Watch | None = None
         self._in_doubt = False
@@ -97,8 +100,8 @@ class ViewWatch(Generic[V]):
 
     @property
     def view(self) -> V:
-        if self._view is None:
-            raise RuntimeError("the view was not read before its first use")
+        if self._news or self._view is None:
+            self._view = self._folded()
         return self._view
 
     @property
@@ -114,7 +117,7 @@ class ViewWatch(Generic[V]):
     @property
     def seen(self) -> V | None:
         """The latest view, ``None`` before the first."""
-        return self._view
+        return None if self._view is None else self.view
 
     def adopt(self, view: V) -> None:
         """Take over what the node itself has just written; the watch will show the same again."""
@@ -239,13 +242,10 @@ class ViewWatch(Generic[V]):
                     if batch.revision <= self._revision:
                         continue  # the read behind the watch has shown it already
                     try:
-                        view = self._fold(self.view, batch)
+                        self._take(batch)
                     except StateCorruptError as error:
                         self._report(error)
                         continue
-                    if not self.is_blind:
-                        self._revision = batch.revision
-                        self._show(view)
                 elif batch is not None:
                     self._in_doubt = True
                     self._note_break()
@@ -276,8 +276,28 @@ class ViewWatch(Generic[V]):
     def _wait_longer(self) -> None:
         self._retry_s = min(2 * self._retry_s, self._longest_retry_s)
 
+    def _take(self, batch: WatchBatch) -> None:
+        """Note what the watch has brought. Raises StateCorruptError, if there is a ``notice``."""
+        if self.is_blind:
+            self._fold(self.view, batch)  # unless this cannot be read either, the range is read
+            return
+        self._news.append(batch)
+        if self._notice is not None:
+            self._notice(self.view)
+        self._revision = batch.revision
+        if len(self._news) <= 1:  # otherwise its reader was woken, and has not looked yet
+            self._wakeup.notify()
+
+    def _folded(self) -> V:
+        if self._view is None:
+            raise RuntimeError("the view was not read before its first use")
+        news, self._news = self._news, []
+        events = tuple(event for batch in news for event in batch.events)
+        return self._fold(self._view, WatchBatch(news[-1].revision, events))
+
     def _show(self, view: V) -> None:
         self._view = view
+        self._news.clear()
         if self._notice is not None:
             self._notice(view)
         self._wakeup.notify()

@@ -77,10 +77,9 @@ def take_census(control: Control, nodes: Nodes, settings: JobSettings) -> Census
     unplaced: list[str] = []
     seated = {*members, *done}
     expelled = set() if record is None else set(record.expelled)
-    # A node that has not arrived again may be one of them, at work or about to return.
-    some_unknown = (
-        formed is not None and formed.slices is not None and any(map(is_unknown, members))
-    )
+    # A member without a name has no presence; a node that has not arrived again may be that member,
+    # at work or about to return.
+    some_unknown = formed is not None and formed.slices is not None and any(map(is_unknown, absent))
     others = [presence for node_id, presence in nodes.present.items() if node_id not in seated]
     for presence in sorted(others, key=lambda presence: presence.order):
         info = presence.info
