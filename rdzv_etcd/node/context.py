@@ -52,7 +52,8 @@ class StatusLog:
         if text != self._last:
             self._last = text
             level = logging.WARNING if warn else logging.INFO
-            _log.log(level, "%s", self._line(text), extra=self._extra(text))
+            if _log.isEnabledFor(level):
+                _log.log(level, "%s", self._line(text), extra=self._extra(text))
 
     def warn(self, text: str) -> None:
         """Log at WARNING if it differs from the last line."""

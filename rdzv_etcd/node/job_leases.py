@@ -13,6 +13,7 @@ from rdzv_etcd.errors import EtcdError, LeaseExistsError
 from rdzv_etcd.etcd.port import LeaseGrant
 from rdzv_etcd.node.context import NodeContext
 from rdzv_etcd.node.waiting import Backoff
+from rdzv_etcd.protocol.liveness import room_for_a_world_s
 from rdzv_etcd.protocol.member import Member
 from rdzv_etcd.protocol.model import Round
 from rdzv_etcd.protocol.steps import kept_record
@@ -22,8 +23,8 @@ async def keep_job_leases(context: NodeContext, member: Member) -> None:
     """Renew the job's leases at a slow rate while this node is a member, or waits; until cancelled.
 
     A round that lost a member may wait for a replacement longer than the lease lives. The leader
-    renews at once, because the lease may have aged while the round was being closed; the others
-    have time, and better things to do in the moment a round is formed.
+    renews soon, because the lease may have aged while the round was being closed; the others have
+    time, and better things to do in the moment a round is formed.
 
     The epoch lease is the leader's to renew, and may be the shorter one.
 
@@ -49,6 +50,8 @@ async def keep_job_leases(context: NodeContext, member: Member) -> None:
         record, leading = kept(), leads()
         if record is None:
             continue
+        if leading and not renewed:  # first, the members of a new world take their ranks
+            await context.clock.sleep(room_for_a_world_s(record.size))
         pause_s = leader_period_s if leading else period_s
         leases = [record.job_lease] if renewed or leading else []
         if leading and context.control.view.epoch_lease:

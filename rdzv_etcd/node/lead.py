@@ -139,9 +139,10 @@ class Leadership:
 
     def note(self, leader: Leader, result: TxnResult) -> None:
         """Adopt from the result of a claim which node leads (``leader``: this node's proposal)."""
-        known = requests.leader_after(leader, result)
-        if known is not None:
-            self._context.show_written(result.revision, leader=known[0], leader_revision=known[1])
+        known = self._context.control.view.leader_revision
+        news = requests.leader_after(leader, result, known)
+        if news is not None:
+            self._context.show_written(result.revision, leader=news[0], leader_revision=news[1])
 
     async def _lead(self, fence: int) -> None:
         context = self._context

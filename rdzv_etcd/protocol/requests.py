@@ -221,13 +221,15 @@ def claim(keys: JobKeys, leader: Leader, session: int) -> Txn:
     )
 
 
-def leader_after(leader: Leader, result: TxnResult) -> tuple[Leader, int] | None:
-    """Return the leader and its fence (create revision) from the result of :func:`claim`."""
+def leader_after(leader: Leader, result: TxnResult, known: int = 0) -> tuple[Leader, int] | None:
+    """Return the leader and its fence (create revision) from the result of :func:`claim`; ``None``
+    if there is none, or it is the one whose fence is ``known``."""
     if result.succeeded:
         return leader, result.revision
     (got,) = result.results
     for kv in getattr(got, "kvs", ()):
-        return values.decode_key(values.decode_leader, kv), kv.create_revision
+        if kv.create_revision != known:
+            return values.decode_key(values.decode_leader, kv), kv.create_revision
     return None
 
 

@@ -53,13 +53,15 @@ class JobSettings:
             ("max_nodes", " (--nnodes)"),
             ("node_unit", ""),
         ):
-            number = whole(f"{name}{source}", getattr(self, name))
+            given = getattr(self, name)
+            number = given if type(given) is int else whole(f"{name}{source}", given)
             if not 1 <= number <= MAX_NODES:
                 raise SettingsError(
                     f"{name}{source} is {shown(number, 50)}; it must be a whole number from 1 to "
                     f"{MAX_NODES}"
                 )
-            object.__setattr__(self, name, number)  # what the others read is a plain int
+            if number is not given:  # what the others read is a plain int
+                object.__setattr__(self, name, number)
         if self.max_nodes < self.min_nodes:
             raise SettingsError(
                 f"max_nodes ({self.max_nodes}) is less than min_nodes ({self.min_nodes})"

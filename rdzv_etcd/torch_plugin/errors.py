@@ -176,7 +176,7 @@ def why_workers_failed() -> str:
     try:
         result = None if frame is None else frame.f_locals.get("run_result")
         failures = getattr(result, "failures", None)
-        if not isinstance(failures, Mapping) or not failures:
+        if not failures or not isinstance(failures, Mapping):
             return ""
         # torch also shows the first one to fail as the root cause.
         rank, failure = min(failures.items(), key=lambda item: _timestamp(item[1]))

@@ -26,6 +26,7 @@ def test_the_first_to_arrive_leads(store: Store) -> None:
     assert first.succeeded
     known = requests.leader_after(Leader("b", SETTINGS), second)
     assert known == (Leader("a", SETTINGS), store.control.leader_revision)
+    assert requests.leader_after(Leader("b", SETTINGS), second, known[1]) is None  # no news
     assert store.here() == {"a", "b"}
 
 
