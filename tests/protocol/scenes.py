@@ -223,11 +223,6 @@ class Scene:
         assert isinstance(decision, Close), decision
         return " ".join(node.node_id for node in decision.world)
 
-    def waits_until(self, now_s: float = NOW_S) -> float | None:
-        decision = self.close(now_s)
-        assert isinstance(decision, KeepWaiting), decision
-        return decision.until_s
-
     def change(self, *, trusted: bool = True) -> Change | Healthy:
         trust_s = NOW_S if trusted else NOW_S + 3.0
         return decide_change(self.control, self.nodes, NOW_S, trust_absence_s=trust_s)

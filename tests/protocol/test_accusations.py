@@ -36,28 +36,35 @@ def accused(seen_s: float, *accusations: Accusation) -> Nodes:
     )
 
 
-def test_a_process_that_is_gone_is_lost_almost_at_once_even_if_the_leader_was_cut_off() -> None:
-    nodes = accused(100.0, GONE)
-    assert lost_from_s(nodes, "n0", trust_absence_s=500.0) == 100.0 + ANSWER_GRACE_S
+FROM_S: dict[str, tuple[Nodes, float, float]] = {
+    "a process that is gone, almost at once, even if the leader was cut off": (
+        accused(100.0, GONE), 500.0, 100.0 + ANSWER_GRACE_S,
+    ),
+    "a silent host has longer to answer": (accused(100.0, SILENT), 0.0, 100.0 + ABSENCE_GRACE_S),
+    "and the leader must hear well": (accused(100.0, SILENT), 500.0, 500.0),
+    "if few are accused at once": (
+        accused(100.0, *[GONE] * FEW_AT_ONCE), 0.0, 100.0 + ANSWER_GRACE_S,
+    ),
+    "if many are, all have longer": (
+        accused(100.0, *[GONE] * (FEW_AT_ONCE + 1)), 0.0, 100.0 + ABSENCE_GRACE_S,
+    ),
+    "an accusation from before etcd went back is not certain": (
+        doubted(accused(100.0, GONE), 9), 0.0, 100.0 + ABSENCE_GRACE_S,
+    ),
+    "and counts for nothing if the leader does not hear well": (
+        doubted(accused(100.0, GONE), 9), 500.0, 500.0,
+    ),
+    "one from after that is": (doubted(accused(100.0, GONE), 8), 0.0, 100.0 + ANSWER_GRACE_S),
+    "a node that is just absent has no accuser": (
+        Nodes(9, gone={"n0": 50.0}), 0.0, 50.0 + ABSENCE_GRACE_S,
+    ),
+}  # fmt: skip
 
 
-def test_an_accusation_from_before_etcd_went_back_is_not_certain() -> None:
-    nodes = accused(100.0, GONE)
-    assert lost_from_s(doubted(nodes, 9), "n0", trust_absence_s=500.0) == 500.0
-    assert lost_from_s(doubted(nodes, 9), "n0") == 100.0 + ABSENCE_GRACE_S
-    assert doubted(nodes, 8) == nodes  # it is later
-
-
-def test_a_silent_host_has_longer_to_answer_and_the_leader_must_hear_well() -> None:
-    nodes = accused(100.0, SILENT)
-    assert lost_from_s(nodes, "n0") == 100.0 + ABSENCE_GRACE_S
-    assert lost_from_s(nodes, "n0", trust_absence_s=500.0) == 500.0
-
-
-def test_if_many_are_accused_at_once_all_have_longer() -> None:
-    few, many = accused(100.0, *[GONE] * FEW_AT_ONCE), accused(100.0, *[GONE] * (FEW_AT_ONCE + 1))
-    assert lost_from_s(few, "n0") == 100.0 + ANSWER_GRACE_S
-    assert lost_from_s(many, "n0") == 100.0 + ABSENCE_GRACE_S
+@pytest.mark.parametrize("who", FROM_S)
+def test_from_when_on_a_node_counts_as_lost(who: str) -> None:
+    nodes, trust_s, lost_s = FROM_S[who]
+    assert lost_from_s(nodes, "n0", trust_absence_s=trust_s) == lost_s
 
 
 @pytest.mark.parametrize("accusation", [GONE, SILENT])
@@ -67,11 +74,6 @@ def test_the_further_etcd_is_away_the_longer_an_answer_may_take(accusation: Accu
     assert more_s >= 3 * 0.3
     until_s = may_answer_until_s(nodes, 100.0, round_trip_s=0.3)
     assert until_s == lost_from_s(nodes, "n0", round_trip_s=0.3)
-
-
-def test_a_node_that_is_just_absent_has_no_accuser() -> None:
-    nodes = Nodes(9, gone={"a": 50.0})
-    assert lost_from_s(nodes, "a") == 50.0 + ABSENCE_GRACE_S
 
 
 def test_until_when_somebody_may_answer() -> None:

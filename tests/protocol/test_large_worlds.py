@@ -117,15 +117,6 @@ def test_each_member_of_a_large_world_finds_its_rank_in_one_slice(store: Store) 
     assert assemble(every, 20) == (members, True)
 
 
-def test_a_large_world_of_which_a_slice_is_lost_is_not_published(store: Store) -> None:
-    """etcd may have gone back since they were put, one after the other."""
-    store.arrive("a", 1)
-    record, slices = store.large_world("e", "a", "b")
-    store.delete(store.keys.slice(record.number, "e", slices.count - 1))
-    assert not store.close(record).succeeded
-    assert store.close(store.large_world("e", "a", "b")[0]).succeeded
-
-
 def test_slices_that_no_leader_may_publish_any_more_are_refused(store: Store) -> None:
     store.arrive("a", 1)
     late = replace(store.control, leader_revision=store.control.leader_revision - 1)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from rdzv_etcd.protocol.closing import Close, KeepWaiting, decide_close
-from rdzv_etcd.protocol.lead import Healthy, decide_change
 from rdzv_etcd.protocol.model import Change, Closure, Control, NodeInfo, Nodes, Presence, Round
 from rdzv_etcd.protocol.ranks import assign_ranks
 from rdzv_etcd.settings import JobSettings
@@ -152,42 +149,3 @@ def test_survivors_keep_their_ranks_where_possible(
         assert world[0] == moved[0]
     if old:
         assert world[0] in old
-
-
-@given(scenes(), st.booleans())
-def test_a_healthy_full_world_is_never_changed_because_of_newcomers(
-    scene: tuple[Control, Nodes, JobSettings], trusted: bool
-) -> None:
-    control, nodes, settings = scene
-    if control.formed is None:
-        return
-    unit = settings.node_unit
-    size = settings.max_nodes // unit * unit
-    members = tuple(f"m{i}" for i in range(size))
-    record = replace(control.formed, members=members, settings=settings)
-    present = dict(nodes.present)
-    for index, node_id in enumerate(members):
-        info = NodeInfo(node_id, "h", 1, record.number, settings)
-        present[node_id] = Presence(info, index, index, 0.0)
-    view = replace(control, round=record, change=None)
-    decision = decide_change(
-        view, Nodes(100, present), 10.0, trust_absence_s=0.0 if trusted else 99.0
-    )
-    assert decision == Healthy()
-
-
-@given(scenes())
-def test_a_change_is_published_only_for_a_reason(
-    scene: tuple[Control, Nodes, JobSettings],
-) -> None:
-    control, nodes, _ = scene
-    decision = decide_change(control, nodes, 10.0, trust_absence_s=0.0)
-    if isinstance(decision, Change):
-        assert control.formed is not None
-        assert control.open_change is None
-        assert decision.concerns(control.formed)
-        assert decision.waiters or decision.lost
-        for node_id in decision.lost:
-            assert node_id in control.formed.members
-            presence = nodes.present.get(node_id)
-            assert presence is None or presence.info.leaving is not None

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from rdzv_etcd.etcd.port import Compare, GetResult, Relation, Target, TxnResult
+from rdzv_etcd.etcd.port import GetResult, TxnResult
 from rdzv_etcd.protocol import codec as values
 from rdzv_etcd.protocol import requests
 from rdzv_etcd.protocol.model import Accused, Change, Control, Leader
@@ -38,11 +38,6 @@ def test_an_arrival_behind_another_record_is_refused_with_the_control_keys(store
     assert isinstance(got, GetResult)
     assert control_from(store.keys, got).round == record
     assert store.here() == {"a"}
-
-
-def test_guards_compare_the_record_as_it_was_read(store: Store) -> None:
-    txn = requests.arrive(store.keys, info("a"), 1, Control(50, round_revision=42))
-    assert txn.guards == (Compare(store.keys.round, Target.MOD, Relation.EQUAL, 42),)
 
 
 def test_the_lead_goes_with_its_session_and_can_be_claimed_or_given_up(store: Store) -> None:
@@ -91,15 +86,6 @@ def test_a_round_is_closed_unless_a_node_has_arrived_since_the_look(
     meanwhile(store)
     assert store.close(world(1, "a", "b"), seen=seen).succeeded is is_closed
     assert (store.control.round is not None) is is_closed
-
-
-def test_a_leader_that_was_replaced_can_neither_close_nor_publish(store: Store) -> None:
-    store.formed("a", "b")
-    old = store.control
-    store.revoke(1)
-    store.do(requests.claim(store.keys, Leader("b", SETTINGS), 2))
-    assert not store.publish(Change("run", 1, ("b",)), old)
-    assert not store.close(world(2, "a"), control=old).succeeded
 
 
 def test_old_stores_and_barriers_are_swept_and_the_last_ones_kept(store: Store) -> None:
@@ -238,26 +224,7 @@ def test_the_record_is_put_back_by_the_first_member_only(store: Store) -> None:
     assert store.here() == {"a"}
 
 
-def test_a_record_is_not_put_back_after_a_run_was_closed(store: Store) -> None:
-    store.arrive("a", 1)
-    restored = replace(store.form("a", "b"), epoch_fixed=store.control.epoch)
-    store.revoke(JOB_LEASE)
-    late = requests.restore_record(store.keys, store.control, restored, info("a"), 1)
-    store.put(store.keys.ended, value=values.encode_ended(()), lease=2)
-    assert not store.does(late)
-
-
 # --- the end --------------------------------------------------------------------------------------
-
-
-def test_a_goodbye_marks_a_presence_only_on_its_own_session(store: Store) -> None:
-    store.arrive("a", 1)
-    leaving = replace(info("a"), leaving="SIGTERM")
-    assert not store.does(requests.say_goodbye(store.keys, leaving, 2))
-    assert store.does(requests.say_goodbye(store.keys, leaving, 1))
-    store.delete(store.keys.node("a"))
-    assert not store.does(requests.say_goodbye(store.keys, leaving, 1))
-    assert store.here() == set()
 
 
 @pytest.mark.parametrize("is_over", [False, True])
@@ -301,14 +268,6 @@ def test_only_the_last_node_removes_the_job(store: Store, closed: bool) -> None:
     assert store.does(removal)
     markers = {store.keys.round, store.keys.ended} if closed else set()
     assert store.all_keys() == markers | {store.keys.audit(record.number, record.run)}
-
-
-def test_a_job_with_another_record_is_not_removed(store: Store) -> None:
-    before = store.control
-    store.formed("a")
-    store.revoke(1)
-    assert not store.does(requests.remove_job(store.keys, before, "a"))
-    assert store.control.round is not None
 
 
 # --- accusations ----------------------------------------------------------------------------------
@@ -359,11 +318,3 @@ def test_a_node_that_has_answered_an_accusation_is_not_declared_lost(store: Stor
     store.accuse("b", 1)
     assert store.publish(change, nodes=store.nodes(10.0))
     assert not store.does(answer)
-
-
-def test_an_accusation_is_withdrawn_by_its_accuser_and_only_that_one(store: Store) -> None:
-    store.arrive("a", 1)
-    revision = store.accuse("a", 2).revision
-    assert not store.does(requests.withdraw_accusation(store.keys, "a", revision - 1))
-    assert store.does(requests.withdraw_accusation(store.keys, "a", revision))
-    assert not store.all_keys(store.keys.nodes)

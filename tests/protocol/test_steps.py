@@ -47,6 +47,8 @@ SETTINGS = JobSettings(1, 4)
 ADDRESS = ("10.0.0.9", 2900)
 SESSION = 7
 DONE = Closure("a", "done", True, 0.0)
+WORK, REPAIR, FINISH = WorkingStep.WORK, WorkingStep.REPAIR, WorkingStep.FINISH
+CLAIM, LEAVE, RESIGN = LeadStep.CLAIM, LeadStep.LEAVE, LeadStep.RESIGN
 FAILED = Closure("a", "broken", False, 0.0)
 
 
@@ -57,6 +59,8 @@ class Story:
     me.sees("a me", at=1)                   # round 1 was formed with a and me as ranks 0 and 1
     assert me.next() == Enter()
     """
+
+    seat: Seat
 
     def __init__(self) -> None:
         self.member = Member("me")
@@ -75,8 +79,9 @@ class Story:
         self.member.note_arrival(self.session, self.control)
         return self
 
-    def enters(self) -> Seat:
-        return self.member.enter(self.control)
+    def enters(self) -> Story:
+        self.seat = self.member.enter(self.control)
+        return self
 
     def sees(
         self,
@@ -139,88 +144,87 @@ class Story:
 
 def a_member(members: str = "a me") -> Story:
     """A node that works in round 1."""
-    story = Story().joins().arrives().sees(members)
-    story.enters()
-    return story
+    return Story().joins().arrives().sees(members).enters()
 
 
 # --- the join under way ---------------------------------------------------------------------------
 
-
-def test_a_newcomer_arrives_waits_and_enters() -> None:
-    me = Story().joins()
-    assert me.next() == Arrive()
-    assert me.arrives().next() == Wait()
-    assert me.sees("a me").next() == Enter()
-    world = me.enters()
-    assert (world.round, world.rank, world.size) == (1, 1, 2)
-    assert me.member.phase is Phase.MEMBER
+OTHER = JobSettings(2, 2)
 
 
-def test_a_waiting_node_that_loses_its_session_arrives_again() -> None:
-    me = Story().joins().arrives()
+def waiter(members: str = "") -> Story:
+    """A node that has arrived: a newcomer, or a spare of round 1."""
+    return (Story().sees(members) if members else Story()).joins().arrives()
+
+
+def without_session(me: Story) -> Story:
     me.session = 0
-    assert me.next() == Arrive()
-    me.session = SESSION + 1
-    assert me.next() == Arrive()
+    return me
 
 
-def test_a_spare_waits_for_a_seat_and_is_not_asked_again() -> None:
-    me = Story().sees("a b").joins()
-    assert me.next() == Arrive()
-    assert me.arrives().next() == Wait()
-    assert me.sees("a c", at=2).next() == Wait()
-    assert me.sees("a me", at=3).next() == Enter()
+def with_another_session(me: Story) -> Story:
+    me.session += 1
+    return me
 
 
-def test_an_expelled_node_arrives_again() -> None:
-    me = Story().sees("a b").joins().arrives()
-    assert me.sees("a", at=2, expelled="me").next() == Arrive()
-    assert me.arrives().next() == Wait()
+JOINS: dict[str, tuple[Story, JoiningStep]] = {
+    "a newcomer arrives": (Story().joins(), Arrive()),
+    "then it waits": (waiter(), Wait()),
+    "until a round names it": (waiter().sees("a me"), Enter()),
+    "a waiting node that loses its session arrives again": (without_session(waiter()), Arrive()),
+    "also if it has another one": (with_another_session(waiter()), Arrive()),
+    "a node that comes while others work arrives": (Story().sees("a b").joins(), Arrive()),
+    "and is a spare": (waiter("a b"), Wait()),
+    "which is not asked again": (waiter("a b").sees("a c", at=2), Wait()),
+    "and enters when it has a seat": (waiter("a b").sees("a c", at=2).sees("a me", at=3), Enter()),
+    "an expelled node arrives again": (waiter("a b").sees("a", at=2, expelled="me"), Arrive()),
+    "and then waits": (waiter("a b").sees("a", at=2, expelled="me").arrives(), Wait()),
+    "a round that is put back is not entered twice": (
+        a_member().joins().arrives().sees("a me", put_back_as=2), Arrive(),
+    ),
+    "waiting nodes arrive again when a record was put back": (
+        waiter("a b").sees("a b", put_back_as=2), Arrive(),
+    ),
+    "and then they wait": (waiter("a b").sees("a b", put_back_as=2).arrives(), Wait()),
+    "a node that arrived for a later run than there is arrives again": (
+        Story().sees("a b", at=5).joins().arrives().sees_no_record(), Arrive(),
+    ),
+    "rank 0 enters only behind the socket that the record names": (
+        waiter().sees("me a", master=("10.0.0.9", 2800)), Arrive(),
+    ),
+    "a failed job ends the join of a member": (
+        a_member().joins().sees("a me", closed=FAILED), End(FAILED),
+    ),
+    "a finished one that of a spare": (waiter("a b").sees("a b", closed=DONE), End(DONE)),
+    "a job of other settings is outlasted": (
+        Story().sees("a b", settings=OTHER).joins(), Outlast(OTHER, "the job's"),
+    ),
+    "and a leader's": (Story().sees_leader("a~1~x", OTHER).joins(), Outlast(OTHER, "a's")),
+    "but not one of the same": (Story().sees_leader("a~1~x").joins(), Arrive()),
+}  # fmt: skip
 
 
-def test_a_round_is_not_entered_twice() -> None:
-    """Its record is put back after a loss of data, while this node joins again."""
+@pytest.mark.parametrize("story", JOINS)
+def test_the_next_step_of_a_join(story: str) -> None:
+    me, step = JOINS[story]
+    assert me.next() == step
+
+
+def test_a_member_knows_its_seat() -> None:
     me = a_member()
-    epoch = me.member.epoch
-    me.joins().arrives()
-    assert me.sees("a me", put_back_as=epoch).next() == Arrive()
-
-
-def test_all_waiting_nodes_arrive_again_when_a_record_was_put_back() -> None:
-    me = Story().sees("a b").joins().arrives()
-    assert me.sees("a b", put_back_as=2).next() == Arrive()
-    assert me.arrives().next() == Wait()
-
-
-def test_a_node_that_arrived_for_a_later_run_than_there_is_arrives_again() -> None:
-    me = Story().sees("a b", at=5).joins().arrives()
-    assert me.sees_no_record().next() == Arrive()
-
-
-def test_rank_0_enters_only_behind_the_socket_that_the_record_names() -> None:
-    me = Story().joins().arrives().sees("me a", master=("10.0.0.9", 2800))
-    assert me.next() == Arrive()
+    assert (me.seat.round, me.seat.rank, me.seat.size) == (1, 1, 2)
+    assert me.member.phase is Phase.MEMBER
     with pytest.raises(ValueError, match="me has no seat"):
-        me.enters()
+        waiter().sees("me a", master=("10.0.0.9", 2800)).enters()
 
 
 def test_in_a_large_world_the_slice_holds_the_rank() -> None:
-    slices = Slices(2, 1, "run.1.1")
-    me = Story().joins().arrives().sees(slices=slices)
-    step = me.next()
-    assert isinstance(step, ReadSlice)
-    me.member.slice, me.member.slice_revision = (
-        Slice("run", 1, 0, {"me": 1, "a": 0}),
-        me.control.round_revision,
-    )
+    me = waiter().sees(slices=Slices(2, 1, "run.1.1"))
+    assert isinstance(me.next(), ReadSlice)
+    me.member.slice = Slice("run", 1, 0, {"me": 1, "a": 0})
+    me.member.slice_revision = me.control.round_revision
     assert me.next() == Enter()
-    assert me.enters().rank == 1
-
-
-def test_the_end_of_its_run_ends_a_join() -> None:
-    assert a_member().joins().sees("a me", closed=FAILED).next() == End(FAILED)
-    assert Story().sees("a b").joins().arrives().sees("a b", closed=DONE).next() == End(DONE)
+    assert me.enters().seat.rank == 1
 
 
 def test_a_node_that_was_started_after_an_end_meets_it_once() -> None:
@@ -232,116 +236,102 @@ def test_a_node_that_was_started_after_an_end_meets_it_once() -> None:
     assert me.next() == Arrive()
 
 
-def test_a_job_of_other_settings_is_outlasted() -> None:
-    other = JobSettings(2, 2)
-    assert Story().sees("a b", settings=other).joins().next() == Outlast(other, "the job's")
-    assert Story().sees_leader("a~1~x", other).joins().next() == Outlast(other, "a's")
-    assert Story().sees_leader("a~1~x").joins().next() == Arrive()
-
-
 # --- a member, beside its work --------------------------------------------------------------------
 
 
-def test_a_member_repairs_what_etcd_has_lost() -> None:
-    assert a_member().beside() is WorkingStep.WORK
-    assert a_member().sees_no_record().beside() is WorkingStep.REPAIR
-    me = a_member()
-    me.session = 0
-    assert me.beside() is WorkingStep.REPAIR
-    me.session = SESSION + 1  # granted, and then the presence was refused: it carries nothing
-    assert me.beside() is WorkingStep.REPAIR
+def evicted(me: Story) -> Story:
+    me.member.evicted = True
+    return me
+
+
+def drained(me: Story) -> Story:
+    me.member.be_drained(Drain("me", "SIGUSR1"))
+    return me
+
+
+def with_its_presence_back(me: Story) -> Story:
     me.member.note_presence(me.session)
-    assert me.beside() is WorkingStep.WORK
+    return me
+
+
+later = Story().joins().arrives().sees("a me", at=4).enters()
+BESIDE: dict[str, tuple[Story, WorkingStep, int]] = {
+    "a member works": (a_member(), WORK, 0),
+    "and puts back what etcd has lost": (a_member().sees_no_record(), REPAIR, 0),
+    "also its presence, without a session": (without_session(a_member()), REPAIR, 0),
+    "or on another one, which carries nothing": (with_another_session(a_member()), REPAIR, 0),
+    "until that is done": (with_its_presence_back(with_another_session(a_member())), WORK, 0),
+    "it repairs a record older than its own": (later.sees("a me", at=3, put_back_as=1), REPAIR, 0),
+    "and announces that it is drained": (drained(a_member()), WorkingStep.ANNOUNCE, 0),
+    "a member of a closed job finishes": (a_member().sees("a me", closed=DONE), FINISH, 0),
+    "a node that waits repairs nothing": (waiter().sees_no_record(), WORK, 0),
+    "nor does one that was evicted": (evicted(a_member().sees_no_record()), WORK, 1),
+}
+
+
+@pytest.mark.parametrize("story", BESIDE)
+def test_what_a_node_does_beside_its_work_and_whether_it_stops(story: str) -> None:
+    me, step, waiting = BESIDE[story]
+    assert (me.beside(), me.waiting()) == (step, waiting)
+
+
+@pytest.mark.parametrize("me", [a_member(), waiter()], ids=["a member", "a waiter"])
+def test_a_node_whose_presence_is_missed_repairs_it(me: Story) -> None:
+    assert me.beside(is_missed=True) is REPAIR
 
 
 def test_a_member_that_has_finished_shows_that_and_notices_that_it_is_left_behind() -> None:
     me = a_member()
     me.member.finish()
-    assert me.beside() is WorkingStep.REPAIR  # its presence does not show it yet
+    assert me.beside() is REPAIR  # its presence does not show it yet
     back = me.member.plan_return()
     assert back is not None
     assert back.finished
-    me.member.note_presence(SESSION)
-    assert me.beside() is WorkingStep.WORK
-    me.sees("a", at=2)
-    assert me.beside() is WorkingStep.REPAIR
+    assert with_its_presence_back(me).beside() is WORK
+    assert me.sees("a", at=2).beside() is REPAIR
     assert me.member.record is not None
     assert decide_recovery(me.control, me.member.record, "me") is Recovery.REJOIN
-    me.member.evicted = True
-    assert me.beside() is WorkingStep.WORK
-    me.joins()
-    assert not me.member.has_finished
+    assert evicted(me).beside() is WORK
+    assert not me.joins().member.has_finished
 
 
-def test_a_node_whose_presence_is_missed_repairs_it() -> None:
-    assert a_member().beside(is_missed=True) is WorkingStep.REPAIR
-    assert Story().joins().arrives().beside(is_missed=True) is WorkingStep.REPAIR
-
-
-def test_a_drained_member_announces_that() -> None:
-    me = a_member()
-    me.member.be_drained(Drain("me", "SIGUSR1"))
-    assert me.beside() is WorkingStep.ANNOUNCE
-
-
-def test_a_member_repairs_a_record_older_than_its_own() -> None:
-    me = Story().joins().arrives().sees("a me", at=4)
-    me.enters()
-    assert me.sees("a me", at=3, put_back_as=1).beside() is WorkingStep.REPAIR
-    assert me.waiting() == 0
-
-
-def test_a_node_that_waits_or_was_evicted_repairs_nothing() -> None:
-    assert Story().joins().arrives().sees_no_record().beside() is WorkingStep.WORK
-    me = a_member().sees_no_record()
-    me.member.evicted = True
-    assert me.beside() is WorkingStep.WORK
-    assert me.waiting() == 1
-
-
-def test_a_member_of_a_closed_job_finishes() -> None:
-    me = a_member().sees("a me", closed=DONE)
-    assert me.beside() is WorkingStep.FINISH
-    assert me.waiting() == 0
-
-
-def test_the_job_lease_is_kept_by_members_and_by_nodes_that_have_arrived() -> None:
-    def keeps(story: Story) -> bool:
-        return kept_record(story.member, story.control) is not None
-
-    assert keeps(a_member())
-    assert keeps(a_member().sees_a_change().joins())
-    assert keeps(Story().sees("a b").joins().arrives())
-    assert not keeps(Story().sees("a b").joins())  # perhaps what a dead job left
-    assert not keeps(Story().sees("a b"))
+@pytest.mark.parametrize(
+    ("me", "keeps"),
+    [
+        (a_member(), True),
+        (a_member().sees_a_change().joins(), True),
+        (waiter("a b"), True),
+        (Story().sees("a b").joins(), False),  # perhaps what a dead job left
+        (Story().sees("a b"), False),
+    ],
+)
+def test_the_job_lease_is_kept_by_members_and_by_nodes_that_have_arrived(
+    me: Story, keeps: bool
+) -> None:
+    assert (kept_record(me.member, me.control) is not None) is keeps
 
 
 # --- the lead -------------------------------------------------------------------------------------
 
-
-def test_a_node_that_has_arrived_claims_a_vacant_lead_and_leads() -> None:
-    me = Story().joins()
-    assert me.leads() is LeadStep.LEAVE  # it claims with its arrival
-    assert me.arrives().leads() is LeadStep.CLAIM
-    assert me.sees_leader("a").leads() is LeadStep.LEAVE
-    assert me.sees_leader("me").leads() is LeadStep.LEAD
-    me.session = 0
-    assert me.leads() is LeadStep.LEAVE
-
-
-def test_a_leader_resigns_when_its_run_has_ended() -> None:
-    me = a_member().sees_leader("me")
-    assert me.leads() is LeadStep.LEAD
-    assert me.sees("a me", closed=DONE).leads() is LeadStep.RESIGN
-    assert a_member().sees("a me", closed=DONE).leads() is LeadStep.LEAVE
+LEADS: dict[str, tuple[Story, LeadStep]] = {
+    "a newcomer claims with its arrival": (Story().joins(), LEAVE),
+    "one that has arrived claims a vacant lead": (waiter(), CLAIM),
+    "but not another's": (waiter().sees_leader("a"), LEAVE),
+    "it leads": (waiter().sees_leader("me"), LeadStep.LEAD),
+    "but not without a session": (without_session(waiter().sees_leader("me")), LEAVE),
+    "a member claims": (a_member(), CLAIM),
+    "and leads": (a_member().sees_leader("me"), LeadStep.LEAD),
+    "until its run has ended": (a_member().sees_leader("me").sees("a me", closed=DONE), RESIGN),
+    "a follower leaves that to it": (a_member().sees("a me", closed=DONE), LEAVE),
+    "an evicted node claims nothing": (evicted(a_member()), LEAVE),
+    "and resigns": (evicted(a_member().sees_leader("me")), RESIGN),
+}
 
 
-def test_an_evicted_node_does_not_lead() -> None:
-    me = a_member()
-    assert me.leads() is LeadStep.CLAIM
-    me.member.evicted = True
-    assert me.leads() is LeadStep.LEAVE
-    assert me.sees_leader("me").leads() is LeadStep.RESIGN
+@pytest.mark.parametrize("story", LEADS)
+def test_what_a_node_does_about_the_lead(story: str) -> None:
+    me, step = LEADS[story]
+    assert me.leads() is step
 
 
 # --- tables ---------------------------------------------------------------------------------------

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from rdzv_etcd.node.watchdog import Silence, is_on_duty, look, period_s
 from rdzv_etcd.protocol.member import Member, Phase
-from rdzv_etcd.protocol.model import Change, Closure, Control
+from rdzv_etcd.protocol.model import Change, Closure
 from tests.protocol.scenes import Scene
 
 LIMIT_S = 8.0
@@ -58,39 +59,24 @@ def test_long_limits_are_looked_at_once_a_second() -> None:
 
 # --- who has to call in ---------------------------------------------------------------------------
 
+OVER = Change("run", 5, ("c",))
 
-def at_work() -> tuple[Member, Control]:
-    """A member of a healthy world."""
-    control = Scene(members="a b").control
-    member = Member("a", Phase.MEMBER)
+
+@pytest.mark.parametrize(
+    ("state", "change", "has_to"),
+    [
+        ({}, None, True),
+        *(({"phase": phase}, None, False) for phase in (Phase.IDLE, Phase.WAITING, Phase.GONE)),
+        ({}, OVER, False),  # it may write a checkpoint
+        ({"evicted": True}, None, False),
+        ({"closure": Closure("b", "done", True, 0.0)}, None, False),
+    ],
+)
+def test_only_a_member_of_a_healthy_world_has_to_call_in(
+    state: dict[str, Any], change: Change | None, has_to: bool
+) -> None:
+    control = replace(Scene(members="a b").control, change=change)
     assert control.round is not None
-    member.record = replace(control.round, epoch_fixed=control.epoch)
-    return member, control
-
-
-def test_a_member_of_a_healthy_world_is_on_duty() -> None:
-    assert is_on_duty(*at_work())
-
-
-@pytest.mark.parametrize("phase", [Phase.IDLE, Phase.WAITING, Phase.GONE])
-def test_a_node_in_no_world_is_not(phase: Phase) -> None:
-    member, control = at_work()
-    member.phase = phase
-    assert not is_on_duty(member, control)
-
-
-def test_a_member_whose_world_is_over_may_write_a_checkpoint() -> None:
-    member, _ = at_work()
-    scene = Scene(members="a b")
-    assert scene.control.round is not None
-    change = Change(scene.control.round.run, scene.control.round.number, ("c",))
-    assert not is_on_duty(member, Control(101, scene.control.round, 50, change=change))
-
-
-def test_a_member_that_was_evicted_or_is_finishing_is_not() -> None:
-    member, control = at_work()
-    member.evicted = True
-    assert not is_on_duty(member, control)
-    member, control = at_work()
-    member.closure = Closure("b", "done", True, 0.0)
-    assert not is_on_duty(member, control)
+    record = replace(control.round, epoch_fixed=control.epoch)
+    known: dict[str, Any] = {"phase": Phase.MEMBER, "record": record}
+    assert is_on_duty(Member("a", **(known | state)), control) is has_to
