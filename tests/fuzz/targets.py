@@ -33,6 +33,7 @@ KEYS = JobKeys("/rdzv_etcd", "a job/ü")
 _ENDPOINTS = (
     "host", "h1:2379,h2:2379", "https://h1,https://h2:1", "[2001:db8::1]:2379", "http://[::1]/",
 )  # fmt: skip
+_PIECES = ("http://", "https://", "[", "]", "::1", ":", ",", "/", "@", "h1", "2379", " ")
 _TEXTS = (
     "10", "0.5", "https", "env:X", "SLURM_PROCID", "value:3", "/p", "yes", "1e400", "/dev/null",
 )  # fmt: skip
@@ -68,7 +69,17 @@ def _expect(parse: Callable[[], object]) -> None:
 
 
 def endpoints(rng: random.Random) -> None:
-    _expect(lambda: parse_endpoints(nasty_text(rng, rng.choice(_ENDPOINTS))))
+    """What is read of endpoints is read again from what it is written as."""
+    pieces = "".join(rng.choices(_PIECES, k=rng.randrange(8)))
+    text = nasty_text(rng, rng.choice(_ENDPOINTS)) if rng.random() < 0.7 else pieces
+    try:
+        parsed = parse_endpoints(text)
+    except SettingsError as error:
+        str(error)
+        return
+    assert parsed.endpoints
+    again = parse_endpoints(",".join(endpoint.target for endpoint in parsed.endpoints))
+    assert again.endpoints == parsed.endpoints
 
 
 def configuration(rng: random.Random) -> None:
@@ -78,9 +89,9 @@ def configuration(rng: random.Random) -> None:
         config[name] = (
             rng.choice(NASTY) if rng.random() < 0.5 else nasty_text(rng, rng.choice(_TEXTS))
         )
-    _expect(
-        lambda: settings_from_config(
-            endpoint="host",
+    try:
+        made = settings_from_config(
+            endpoint=rng.choice(("host", "", "https://h1")),
             job_id=nasty_text(rng, "job"),
             min_nodes=rng.choice((1, 2, 0, -1)),
             max_nodes=rng.choice((1, 4, 2**70)),
@@ -88,7 +99,11 @@ def configuration(rng: random.Random) -> None:
             config=config,
             environ={"RDZV_ETCD_USER": nasty_text(rng, "user"), "X": nasty_text(rng, "3")},
         )
-    )
+    except SettingsError as error:
+        str(error).encode(errors="backslashreplace")
+        return
+    assert made.timing.lease_ttl_s >= 2
+    made.prefix.encode()
 
 
 def store_value(rng: random.Random) -> None:
@@ -108,17 +123,6 @@ def keys(rng: random.Random) -> None:
     _expect(lambda: nodes_from(KEYS, read, 0.0))
     empty = control_from(KEYS, GetResult(1, (), 0))
     _expect(lambda: control_after(KEYS, empty, 7, [Event(EventKind.PUT, kv)]))
-
-
-def job_keys(rng: random.Random) -> None:
-    """Every job id has keys of its own, whatever characters it has."""
-    job_id = nasty_text(rng, "a/job")
-    try:
-        mine = JobKeys("/rdzv_etcd", job_id)
-        assert mine.round in mine.below
-        assert mine.root.count(b"/") == 3
-    except SettingsError:
-        assert not job_id
 
 
 @cache
@@ -149,7 +153,6 @@ TARGETS: dict[str, Shot] = {
     "configuration": configuration,
     "store_value": store_value,
     "keys": keys,
-    "job_keys": job_keys,
     "tls_files": tls_files,
     "nodes": nodes,
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from fractions import Fraction
 from ipaddress import ip_address
 from operator import attrgetter
@@ -9,18 +11,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from rdzv_etcd.errors import SettingsError
 from rdzv_etcd.settings import (
     OPTIONS,
     AfterEnd,
+    Connection,
     JobSettings,
+    Settings,
+    Timing,
     Tls,
     options_table,
-    settings_from_config,
 )
+from rdzv_etcd.settings.fields import MAX_HISTORY, MAX_ID, MAX_NODES, MAX_RANK_KEY
 from rdzv_etcd.settings.options import NAMES
 from tests.settings.tools import refused, settings
 
@@ -252,53 +255,6 @@ def test_every_option_is_in_the_table_but_those_that_only_tests_change() -> None
     assert "'closed_ttl'" not in refused("unknown", closed_tll="3")
 
 
-_VALUES = st.one_of(
-    st.none(),
-    st.booleans(),
-    st.integers(),
-    st.floats(),
-    st.text(),
-    st.sampled_from(["1", "5", "https", "10**9", "env:HOME", "HOME", "value:x", "/", "9" * 5000]),
-    st.just(10**5000),
-    st.binary(),
-    st.just([]),
-    st.builds(Whole, st.integers()),
-    st.just(Several()),
-)
-
-
-@given(
-    endpoint=st.sampled_from(["", "h1", "https://h1"]),
-    job_id=st.text(max_size=5),
-    config=st.dictionaries(st.one_of(st.sampled_from(sorted(NAMES)), st.text(max_size=8)), _VALUES),
-    environ=st.dictionaries(
-        st.sampled_from(["HOME", "RDZV_ETCD_USER", "RDZV_ETCD_PASSWORD"]), st.text(max_size=5)
-    ),
-)
-def test_nothing_but_settings_errors_comes_out(
-    endpoint: str, job_id: str, config: dict[str, object], environ: dict[str, str]
-) -> None:
-    try:
-        made = settings_from_config(
-            endpoint=endpoint, job_id=job_id, min_nodes=1, max_nodes=4, local_addr=None,
-            config=config, environ=environ,
-        )  # fmt: skip
-    except SettingsError as error:
-        str(error).encode(errors="backslashreplace")
-        return
-    assert made.timing.lease_ttl_s >= 2
-    made.prefix.encode()
-
-
-@given(name=st.sampled_from(sorted(NAMES)), value=_VALUES)
-def test_one_option_with_any_value(name: str, value: object) -> None:
-    try:
-        one: dict[str, Any] = {name: value}
-        settings(**one)
-    except SettingsError:
-        return
-
-
 @pytest.mark.parametrize(
     ("nodes", "unit", "has_a_last_call"),
     [((4, 4), 1, False), ((3, 4), 2, False), ((3, 4), 1, True), ((2, 4), 2, True)],
@@ -320,3 +276,62 @@ def test_a_long_last_call_is_refused_only_where_there_is_one(
 )
 def test_options_of_c10d_that_mean_nothing_here_are_accepted(option: dict[str, Any]) -> None:
     assert settings(**option) == settings()
+
+
+# --- numbers and texts beyond what etcd's values may hold are refused where they are typed --------
+
+
+@pytest.mark.parametrize(
+    ("make", "named"),
+    [
+        (lambda: JobSettings(1, 10**30), r"--nnodes.*10{30}.*1000000"),
+        (lambda: JobSettings(1, MAX_NODES + 1), r"--nnodes.*1000001.*1000000"),
+        (lambda: JobSettings(10**5000, 10**5000), r"--nnodes.*16610 bits.*1000000"),
+        (lambda: JobSettings(10**5000, 1), r"min_nodes \(--nnodes\).*1000000"),
+        (lambda: JobSettings(-(10**5000), 1), "min_nodes.*from 1 to"),
+        (lambda: JobSettings(1, -(10**5000)), "max_nodes.*from 1 to"),
+        (lambda: JobSettings(1, 4, 10**5000), "node_unit.*1000000"),
+    ],
+    ids=["30 digits", "one more", "5000 digits", "least", "negative", "negative most", "unit"],
+)
+def test_numbers_of_nodes(make: Callable[[], object], named: str) -> None:
+    with pytest.raises(SettingsError, match=named):
+        make()
+
+
+@pytest.mark.parametrize(
+    "seconds",
+    [10**400, 10**5000, -(10**5000), math.inf, math.nan, 0, -1],
+    ids=["400 digits", "5000 digits", "negative and long", "infinite", "nan", "zero", "negative"],
+)
+def test_seconds_given_in_code(seconds: float) -> None:
+    with pytest.raises(SettingsError, match=r"lease_ttl_s is .*; it must be a positive whole numb"):
+        Timing(lease_ttl_s=seconds)  # type: ignore[arg-type]
+    with pytest.raises(SettingsError, match=r"request_timeout_s is .*at most ten years"):
+        Connection(request_timeout_s=seconds)
+
+
+def test_a_million_nodes_may_be_asked_for() -> None:
+    assert JobSettings(1, MAX_NODES).max_nodes == 1_000_000
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"job_id": "x" * (MAX_ID + 1)}, "--rdzv-id.*1001.*1000"),
+        ({"prefix": "/" + "x" * MAX_ID}, "etcd_prefix.*1001.*1000"),
+        ({"rank_key": "9" * 5000}, "rank_key.*5000.*1000"),
+        ({"local_addr": "x" * 256}, "--local-addr.*256.*255"),
+        ({"history": str(MAX_HISTORY + 1)}, "history='1001' must be .*from 0 to 1000"),
+        ({"history": "-1"}, "history='-1' must be a whole number from 0"),
+        ({"history": "all"}, "history='all' must be a whole number"),
+    ],
+    ids=["id", "prefix", "rank key", "address", "history", "negative history", "no number"],
+)
+def test_texts(given: dict[str, object], named: str) -> None:
+    refused(named, **given)
+
+
+def test_the_longest_ones_are_accepted() -> None:
+    made = Settings("x" * MAX_ID, JobSettings(1, 2), rank_key="9" * MAX_RANK_KEY)
+    assert len(made.job_id) == MAX_ID

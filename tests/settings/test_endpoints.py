@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import socket
+
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from rdzv_etcd.errors import SettingsError
 from rdzv_etcd.settings import Endpoint, parse_endpoints
+from rdzv_etcd.settings.hosts import is_loopback
 
 
 @pytest.mark.parametrize(
@@ -115,17 +116,38 @@ def test_user_information_is_refused_without_being_repeated() -> None:
     assert "secret" not in str(caught.value)
 
 
-_PIECES = st.sampled_from(
-    ["http://", "https://", "[", "]", "::1", ":", ",", "/", "@", "h1", "2379", " "]
+# --- which hosts mean the machine they are used on ------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "127.1",
+        "0x7f000001",
+        "0177.0.0.1",
+        "2130706433",
+        "127.0.0.1",
+        "127.8.9.10",
+        "::1",
+        "0:0:0:0:0:0:0:1",
+        "::ffff:127.0.0.1",
+        "localhost",
+        "LocalHost.",
+        "etcd.localhost",
+        "0.0.0.0",
+        "0",
+        "::",
+    ],
 )
+def test_loopback_is_what_the_resolver_takes_for_it(host: str) -> None:
+    assert is_loopback(host)
 
 
-@given(st.one_of(st.text(), st.lists(_PIECES).map("".join)))
-def test_nothing_but_settings_errors_comes_out(text: str) -> None:
-    try:
-        parsed = parse_endpoints(text)
-    except SettingsError:
-        return
-    assert parsed.endpoints
-    again = parse_endpoints(",".join(endpoint.target for endpoint in parsed.endpoints))
-    assert again.endpoints == parsed.endpoints
+@pytest.mark.parametrize("host", ["10.1", "::ffff:10.0.0.1", "fe80::1%lo", "no..name", "128.0.0.1"])
+def test_an_address_that_others_can_reach_or_none_is_not_loopback(host: str) -> None:
+    assert not is_loopback(host)
+
+
+def test_a_machines_own_name_is_not_loopback_whatever_is_in_its_hosts_file() -> None:
+    """Debian maps it to 127.0.1.1, while the other machines resolve it to a real address."""
+    assert not is_loopback(socket.gethostname())
