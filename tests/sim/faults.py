@@ -8,25 +8,29 @@ Draws what goes wrong and when. The faults are in :mod:`tests.sim.faults_nodes`,
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Callable
 
 from rdzv_etcd.errors import RdzvEtcdError
+from rdzv_etcd.protocol.keys import JobKeys
 from tests.sim.aimed import Aimed
 from tests.sim.faults_etcd import EtcdFaults
 from tests.sim.faults_nodes import NodeFaults
 from tests.sim.faults_operator import OperatorFaults
 from tests.sim.faults_peers import PeerFaults
 from tests.sim.kinds import DEAF, ETCD, NODES, OPERATOR, PEERS
-from tests.sim.neighbours import Neighbour
 from tests.sim.plan import Plan
 from tests.sim.stage import Part, Stage
 from tests.sim.waits import Afterwards
-from tests.sim.world import TIMING, SimJob, SimNode
+from tests.sim.world import REQUEST_TIMEOUT_S, TIMING, SimJob, SimNode
 
 FAULTS_S = (20.0, 200.0)
 PAUSE_BETWEEN_FAULTS_S = 6.0
 WIDE_SHARE = 0.4
 """How many of a life's faults are of its own kinds, if it has any."""
+NEIGHBOURS = "xy"
+BELOW = ("team", "store", "barrier", "ranks", "audit")
+NEIGHBOURS_CONVERGE_S = 150.0
 
 
 class Life(Part):
@@ -142,3 +146,49 @@ class Life(Part):
             closing.cancel()
         elif isinstance(closing.exception(), RdzvEtcdError):
             self._stage.note(f"not closed: {closing.exception()}")
+
+
+class Neighbour(Part):
+    """Another job on the same etcd, of two nodes, that meets its faults and none of its own.
+
+    Whatever happens to the first job, nobody touches its keys.
+    """
+
+    def __init__(self, stage: Stage) -> None:
+        super().__init__(stage)
+        job = stage.job
+        job_id, prefix = f"{job.settings.job_id}s", job.settings.prefix  # begins with its letters
+        rng = random.Random(f"neighbour {job.loop.seed}")
+        if rng.random() < 0.5:  # a team's prefix that is below the job, as if it were its own
+            job_id, prefix = rng.choice(BELOW), job.keys.root.decode().rstrip("/")
+            job.history.below.add(JobKeys(prefix, job_id).root)
+        self._other = SimJob(
+            job.loop,
+            job.server,
+            job_id=job_id,
+            prefix=prefix,
+            min_nodes=2,
+            max_nodes=2,
+            timing=job.settings.timing,
+            works=True,
+        )
+        job.neighbours.append(self._other)
+
+    def start(self) -> None:
+        for name in NEIGHBOURS:
+            self._other.start(name)
+
+    async def end(self) -> None:
+        """Both work in one world once everything is healed; then they leave."""
+        other = self._other
+        ends_s = other.loop.time() + NEIGHBOURS_CONVERGE_S
+        while not other.works(NEIGHBOURS) and other.loop.time() < ends_s:
+            for name in NEIGHBOURS:
+                if other.nodes[name].error is not None:
+                    await other.leave(name)
+                    other.start(name)
+            await other.pass_time(0.5)
+        await other.until_works(NEIGHBOURS, REQUEST_TIMEOUT_S)
+        for name in NEIGHBOURS:
+            await other.leave(name)
+        other.history.check()

@@ -37,7 +37,6 @@ from tests.node import test_epochs as epochs
 from tests.node import test_restored_etcd as restored
 from tests.sim import faults_operator, work
 from tests.sim.invariants import Invariant, InvariantError
-from tests.sim.matching import puts
 from tests.sim.mutants import (
     Mutant,
     broken_by,
@@ -372,11 +371,10 @@ async def test_who_trusts_every_absence_restarts_a_job_that_was_cut_off(job: Sim
     """Being lost is an act: a leader that was cut off itself gives the others time."""
     nodes = job.start_all("abc")
     await job.until_works("abc")
-    for each in nodes:
-        each.connection.link.partition(silent=False)
+    job.cut(nodes, silent=False)
     await job.pass_time(25.0)
     for each in nodes:
-        each.connection.link.heal()
+        job.heal([each])
         await job.pass_time(2.0)
     await job.pass_time(30.0)
     assert [node.joins for node in nodes] == [1, 1, 1], job.tell()
@@ -400,73 +398,9 @@ async def test_slices_that_are_gone_are_put_back(job: SimJob) -> None:
     for each in job.followers()[1:]:
         each.connection.link.delay(1.0, 1.3)
     job.server.expire(job.history.formed[0].record.job_lease)
-    job.server.expire(leader.node.context.session.lease_id)
+    job.server.expire(leader.lease_id)
     await job.pass_time(job.settings.timing.rejoin_timeout_s + 60.0)
     assert [node.joins for node in nodes] == [1, 1, 1, 1], job.tell()
-
-
-@broken_by(
-    requests,
-    "close_round",
-    without_guard(lambda guard: guard.range_end is not None),
-    Invariant.SEATS,
-    seeds=range(100),
-    min_nodes=2,
-    max_nodes=4,
-)
-async def test_a_round_closed_without_looking_who_came_is_noticed(job: SimJob) -> None:
-    """The moment between a leader's decision and its commit is short: here somebody arrives in it,
-    with a slow network, at the end of the last call."""
-    job.start_all("ab", delay_s=1.0)
-    await job.pass_time(job.loop.rng.uniform(28, 35))
-    job.start("c", delay_s=0.001)
-    await job.until(lambda: bool(job.history.formed), "a round")
-
-
-@broken_by(
-    requests,
-    "close_round",
-    without_guard(on(b"ctl/leader")),
-    Invariant.LEADER,
-    seeds=range(20),
-    min_nodes=2,
-    max_nodes=2,
-)
-async def test_a_round_closed_by_who_leads_no_more_is_noticed(job: SimJob) -> None:
-    """The close is under way for 5 s; meanwhile the leader's lease ends and another leads."""
-    for each in job.start_all("ab"):
-        each.connection.link.hold_requests(5.0, 1, puts(job.keys.round))
-    await job.until(lambda: any(each.node.leads for each in job.nodes.values()), "a leader")
-    await job.pass_time(4.3)  # after a keep-alive, so that the loss is not noticed
-    job.leader.connection.link.lag_watches(30.0)  # nor told by its presence's watch
-    job.server.expire(job.leader.node.context.session.lease_id)
-    await job.until_works("ab")
-
-
-@broken_by(
-    draft,
-    "next_record",
-    forgets_the_past,
-    AssertionError,
-    seeds=range(3),
-    min_nodes=2,
-    max_nodes=3,
-    works=True,
-)
-async def test_epochs_that_begin_again_after_a_wipe_are_noticed(job: SimJob) -> None:
-    """Nobody enters a round that is older than its own: it is formed again and again, until
-    the epochs have caught up."""
-    job.start_all("abc")
-    await job.until_works("abc")
-    await job.pass_time(200.0)
-    job.crash(job.followers()[0].name)
-    await job.until(lambda: len(job.history.formed) == 2, "a second round")
-    await job.pass_time(1.0)
-    job.wipe()
-    await job.pass_time(20.0)
-    job.start("d")
-    await job.until(lambda: len(job.members_now()) == 3, "a third round")
-    assert len({(each.record.run, each.record.number) for each in job.history.formed}) == 3
 
 
 def test_epochs_that_no_clock_and_no_memory_keeps_from_going_back_are_noticed() -> None:
@@ -539,10 +473,7 @@ def begins_all_the_same(_original: Any, self: Any, closure: Any) -> None:
 async def test_a_new_run_in_spite_of_after_end_is_noticed(job: SimJob) -> None:
     job.start_all("ab")
     await job.until_works("ab")
-    closer = job.members_now()[0]
-    await job.on(closer, closer.node.close_job(succeeded=True, reason="done"))
-    for name in "ab":
-        await job.leave(name)
+    await job.end("ab")
     job.start_all("cd")
     await job.pass_time(30.0)
     job.history.stop_if_broken()

@@ -28,7 +28,7 @@ from rdzv_etcd.runtime.loop_thread import LoopHold
 from rdzv_etcd.settings import Connection, JobSettings, Settings, Timing
 from rdzv_etcd.settings.fields import DEFAULT_SLICE_NODES
 from rdzv_etcd.settings.options import AfterEnd
-from rdzv_etcd.testing import MemoryConnection, MemoryEtcd
+from rdzv_etcd.testing import Link, MemoryConnection, MemoryEtcd
 from rdzv_etcd.testing.model import Model, Revoke
 from tests.sim.commits import OPERATOR, Saved
 from tests.sim.history import History
@@ -114,6 +114,11 @@ class SimNode:
     @property
     def node_id(self) -> str:
         return self.node.context.identity.node_id
+
+    @property
+    def lease_id(self) -> int:
+        """Its session's; 0: it has none."""
+        return self.node.context.session.lease_id
 
     @property
     def is_working(self) -> bool:
@@ -444,6 +449,30 @@ class SimJob:
             self.history.demand(
                 not waits, Invariant.IN_STEP, f"{node.name} has left, and its calls wait on"
             )
+
+    async def close(self, node: SimNode, reason: str = "done", *, succeeded: bool = True) -> None:
+        """Let a member close the job."""
+        await self.on(node, node.node.close_job(succeeded=succeeded, reason=reason))
+
+    async def end(self, names: str, reason: str = "done", *, succeeded: bool = True) -> None:
+        """Let the first of these nodes close the job, and all of them leave."""
+        await self.close(self.nodes[names[0]], reason, succeeded=succeeded)
+        for name in names:
+            await self.leave(name)
+
+    def cut(self, nodes: Iterable[SimNode | str], *, silent: bool = False) -> None:
+        """Cut nodes off from etcd."""
+        for link in self._links(nodes):
+            link.partition(silent=silent)
+
+    def heal(self, nodes: Iterable[SimNode | str]) -> None:
+        """Let nodes reach etcd again."""
+        for link in self._links(nodes):
+            link.heal()
+
+    def _links(self, nodes: Iterable[SimNode | str]) -> list[Link]:
+        these = (self.nodes[node] if isinstance(node, str) else node for node in nodes)
+        return [node.connection.link for node in these]
 
     def wipe(self) -> None:
         """Let etcd lose all its data."""
