@@ -11,8 +11,6 @@ import pytest
 from rdzv_etcd.errors import (
     BarrierTimeoutError,
     EtcdUnavailableError,
-    JobClosedError,
-    MisuseError,
     WorldOverError,
 )
 from rdzv_etcd.etcd.port import Compare, Delete, Put, Txn
@@ -68,6 +66,23 @@ async def at_barrier(job: SimJob, node: SimNode, limit_s: float = 3600) -> None:
     await job.on(node, calls_of(node).barrier("saved", limit_s))
 
 
+async def is_held_up(
+    job: SimJob, node: SimNode, late: Collectives | SimNode, for_s: float = 10.0
+) -> None:
+    """The barrier holds ``node`` until the late one is there."""
+    waiting = asyncio.ensure_future(at_barrier(job, node))
+    await job.pass_time(for_s)
+    assert not waiting.done(), job.tell()
+    theirs = calls_of(late) if isinstance(late, SimNode) else late
+    await asyncio.gather(theirs.barrier("saved", 3600), waiting)
+
+
+async def gives_up(job: SimJob, node: SimNode, limit_s: float) -> BarrierTimeoutError:
+    with pytest.raises(BarrierTimeoutError) as caught:
+        await at_barrier(job, node, limit_s)
+    return caught.value
+
+
 @simulated(min_nodes=2, max_nodes=2)
 async def test_a_barrier_that_etcd_forgets_when_one_has_not_heard_of_it_is_passed(
     job: SimJob,
@@ -121,7 +136,7 @@ async def test_an_arrival_at_a_barrier_outlives_a_lease_that_ran_out(
     early, late = nodes[0], nodes[1:]
     waiting = asyncio.ensure_future(at_barrier(job, early))
     await job.pass_time(5)
-    session = early.node.context.session.lease_id
+    session = early.lease_id
     record = job.history.formed[0].record
     job.server.expire(session if whose == "its session" else record.job_lease)
     await job.pass_time(30)
@@ -129,17 +144,6 @@ async def test_an_arrival_at_a_barrier_outlives_a_lease_that_ran_out(
     assert given(job) == 1
     await asyncio.gather(waiting, *(at_barrier(job, node) for node in late))
     assert all(node.joins == 1 for node in nodes), job.tell()
-
-
-@simulated(min_nodes=3, max_nodes=3)
-async def test_who_gave_up_at_a_barrier_does_not_let_others_pass(job: SimJob) -> None:
-    a, b, c = await job.all_work("abc")
-    with pytest.raises(BarrierTimeoutError):
-        await at_barrier(job, a, job.loop.rng.uniform(0.1, 5))
-    waiting = [asyncio.ensure_future(at_barrier(job, node)) for node in (b, c)]
-    await job.pass_time(30)
-    assert not any(each.done() for each in waiting), job.tell()
-    await asyncio.gather(at_barrier(job, a), *waiting)
 
 
 @simulated(min_nodes=2, max_nodes=2)
@@ -162,12 +166,8 @@ async def test_who_ran_out_of_time_is_not_there_although_its_arrival_is_late(job
     """What takes the arrival back does not overtake it."""
     a, b = await job.all_work("ab")
     a.connection.link.hold_requests(1.0)  # later than what is sent next
-    with pytest.raises(BarrierTimeoutError):
-        await at_barrier(job, a, job.loop.rng.uniform(0.0, 0.9))
-    waiting = asyncio.ensure_future(at_barrier(job, b))
-    await job.pass_time(5)
-    assert not waiting.done()
-    await asyncio.gather(at_barrier(job, a), waiting)
+    await gives_up(job, a, job.loop.rng.uniform(0.0, 0.9))
+    await is_held_up(job, b, a, 5)
 
 
 def gives(request: Request) -> bool:
@@ -194,14 +194,9 @@ async def test_a_late_arrival_of_who_gave_up_lets_nobody_pass(
     a, b = await job.all_work("ab")
     link = a.connection.link
     (link.repeat_requests if is_copy else link.hold_requests)(late_s, 1, gives)
-    with pytest.raises(BarrierTimeoutError) as caught:
-        await at_barrier(job, a, 0.3)
-    assert caught.value.missing == (b.node_id,)
+    assert (await gives_up(job, a, 0.3)).missing == (b.node_id,)
     await job.pass_time(job.loop.rng.choice([0.0, late_s + 1.0]))
-    waiting = asyncio.ensure_future(at_barrier(job, b))
-    await job.pass_time(late_s + 10.0)
-    assert not waiting.done(), job.tell()
-    await asyncio.gather(at_barrier(job, a), waiting)
+    await is_held_up(job, b, a, late_s + 10.0)
 
 
 @pytest.mark.parametrize("late_s", [0.5, 3.0, 7.0])
@@ -228,8 +223,7 @@ async def an_arrival_comes_late(job: SimJob) -> None:
     """A copy of one that was taken back since."""
     a, b = await job.all_work("ab")
     a.connection.link.repeat_requests(2.0, 1, gives)
-    with pytest.raises(BarrierTimeoutError):
-        await at_barrier(job, a, 0.3)
+    await gives_up(job, a, 0.3)
     await job.pass_time(3.0)
     waiting = asyncio.ensure_future(at_barrier(job, b))
     await job.pass_time(10.0)
@@ -383,10 +377,7 @@ async def test_who_gave_up_unheard_is_not_there_once_etcd_hears_it(job: SimJob) 
     assert given(job) == 1
     a.connection.link.heal()
     await job.until(lambda: given(job) == 0, "the arrival is taken back", 10.0)
-    waiting = asyncio.ensure_future(at_barrier(job, b))
-    await job.pass_time(10.0)
-    assert not waiting.done()
-    await asyncio.gather(job.on(a, mine.barrier("saved", 60.0)), waiting)
+    await is_held_up(job, b, mine)
 
 
 @simulated(min_nodes=2, max_nodes=2)
@@ -401,10 +392,7 @@ async def test_an_arrival_that_a_restored_etcd_still_holds_is_taken_back_again(j
     job.restore(before)
     assert given(job) == 1
     await job.until(lambda: given(job) == 0, "the arrival is taken back", 10.0)
-    waiting = asyncio.ensure_future(at_barrier(job, b))
-    await job.pass_time(10.0)
-    assert not waiting.done()
-    await asyncio.gather(job.on(a, mine.barrier("saved", 60.0)), waiting)
+    await is_held_up(job, b, mine)
 
 
 @simulated(min_nodes=2, max_nodes=2)
@@ -419,10 +407,7 @@ async def test_a_late_arrival_lets_nobody_pass_in_an_etcd_that_was_restored(job:
     job.restore(before)
     await job.pass_time(25.0)
     assert given(job) == 0, job.tell()
-    waiting = asyncio.ensure_future(at_barrier(job, b))
-    await job.pass_time(10.0)
-    assert not waiting.done()
-    await asyncio.gather(job.on(a, mine.barrier("saved", 60.0)), waiting)
+    await is_held_up(job, b, mine)
 
 
 @simulated(min_nodes=2, max_nodes=2)
@@ -485,44 +470,3 @@ async def test_an_interrupted_call_ends_its_members_part_in_the_world(
     await job.join_again("a")
     await job.until_works("ab")
     await asyncio.gather(*(at_barrier(job, each) for each in (a, b)))
-
-
-@simulated(min_nodes=1, max_nodes=2)
-async def test_who_is_interrupted_is_not_there_for_who_comes_after_it(job: SimJob) -> None:
-    a, b = await job.all_work("ab")
-    interrupted = asyncio.ensure_future(at_barrier(job, a))
-    await job.pass_time(1)
-    waiting = calls_of(b).barrier("saved", 60)
-    interrupted.cancel()
-    await asyncio.wait({interrupted})
-    assert given(job) == 0
-    with pytest.raises(WorldOverError):
-        await job.on(b, waiting)
-
-
-@simulated(min_nodes=2, max_nodes=2)
-async def test_a_second_call_at_the_same_barrier_is_refused(job: SimJob) -> None:
-    a, b = await job.all_work("ab")
-    mine = calls_of(a)
-    first = job.on(a, mine.barrier("saved", 60))
-    await job.pass_time(1)
-    with pytest.raises(MisuseError, match="waits at barrier 'saved' already"):
-        await job.on(a, mine.barrier("saved", 60))
-    assert not first.done()
-    await asyncio.gather(first, at_barrier(job, b))
-
-
-@pytest.mark.parametrize("succeeded", [False, True])
-@simulated(min_nodes=2, max_nodes=3)
-async def test_who_is_at_a_barrier_hears_at_once_that_the_job_is_closed(
-    job: SimJob, succeeded: bool
-) -> None:
-    nodes = await job.all_work("abc")
-    waiting = asyncio.ensure_future(at_barrier(job, nodes[0]))
-    await job.pass_time(5)
-    began_s = job.loop.time()
-    await job.on(nodes[1], nodes[1].node.close_job(succeeded=succeeded, reason="enough"))
-    with pytest.raises(JobClosedError, match="enough") as caught:
-        await waiting
-    assert caught.value.succeeded is succeeded
-    assert job.loop.time() - began_s < 2 * SOON_S

@@ -14,7 +14,7 @@ from rdzv_etcd.errors import EtcdPermissionError
 from rdzv_etcd.etcd.port import Delete, Get, Txn
 from rdzv_etcd.protocol.member import Phase
 from rdzv_etcd.testing.model import Request
-from tests.sim.world import TTL_S, SimJob, SimNode, simulate, simulated
+from tests.sim.world import TTL_S, SimJob, SimNode, simulated
 
 FOUND_OUT_S = 2 * TTL_S
 """A check begins within a TTL, waits a little for the watch, and the next one may find the rest."""
@@ -42,28 +42,27 @@ WAYS = {
 
 
 @pytest.mark.parametrize("deafen", WAYS.values(), ids=WAYS)
-@pytest.mark.parametrize("links", [False, True], ids=["leases only", "links"])
+@pytest.mark.parametrize("peer_links", [False, True], ids=["leases only", "links"])
 @pytest.mark.parametrize("leads", [False, True], ids=["follower", "leader"])
-def test_the_others_learn_of_a_killed_member_though_one_of_them_is_deaf(
-    *, leads: bool, links: bool, deafen: Callable[[SimJob, SimNode], None]
+@simulated(options=["peer_links"], min_nodes=1, max_nodes=3)
+async def test_the_others_learn_of_a_killed_member_though_one_of_them_is_deaf(
+    job: SimJob, leads: bool, deafen: Callable[[SimJob, SimNode], None]
 ) -> None:
-    async def scenario(job: SimJob) -> None:
-        await job.all_work("abc")
-        await job.pass_time(job.loop.rng.uniform(TTL_S, 2 * TTL_S))
-        deaf = job.leader if leads else job.followers()[0]
-        victim = next(node for node in job.followers() if node is not deaf)
-        deafen(job, deaf)
-        await job.pass_time(job.loop.rng.uniform(0, TTL_S))
-        (job.kill if links else job.crash)(victim.name)
-        rest = [node for node in job.nodes.values() if node is not victim]
-        lease_s = 0 if links else TTL_S
-        await job.until(
-            lambda: all(node.joins == 2 for node in rest), "all hear of it", lease_s + FOUND_OUT_S
-        )
-        await job.until_works([node.name for node in rest], 2 * FOUND_OUT_S)
-        assert {node.joins for node in rest} == {2}
-
-    simulate(scenario, min_nodes=1, max_nodes=3, peer_links=links)
+    await job.all_work("abc")
+    await job.pass_time(job.loop.rng.uniform(TTL_S, 2 * TTL_S))
+    deaf = job.leader if leads else job.followers()[0]
+    victim = next(node for node in job.followers() if node is not deaf)
+    deafen(job, deaf)
+    await job.pass_time(job.loop.rng.uniform(0, TTL_S))
+    linked = job.switch is not None
+    (job.kill if linked else job.crash)(victim.name)
+    rest = [node for node in job.nodes.values() if node is not victim]
+    lease_s = 0 if linked else TTL_S
+    await job.until(
+        lambda: all(node.joins == 2 for node in rest), "all hear of it", lease_s + FOUND_OUT_S
+    )
+    await job.until_works([node.name for node in rest], 2 * FOUND_OUT_S)
+    assert {node.joins for node in rest} == {2}
 
 
 @pytest.mark.parametrize("deafen", WAYS.values(), ids=WAYS)

@@ -26,9 +26,7 @@ async def one_run(job: SimJob, names: str, ahead_s: dict[str, float] | None = No
     nodes = [job.start(name, clock_ahead_s=(ahead_s or {}).get(name, 0.0)) for name in names]
     await job.until_works(names, 60)
     epoch = epoch_of(nodes[0])
-    await job.on(nodes[0], nodes[0].node.close_job(succeeded=True, reason="done"))
-    for name in names:
-        await job.leave(name)
+    await job.end(names)
     return epoch
 
 
@@ -58,9 +56,7 @@ async def test_epochs_grow_over_runs_in_which_etcd_lost_its_data(job: SimJob) ->
         job.start("c")
         await job.until_works("abc")
         epochs.append(epoch_of(job.nodes["a"]))
-        await job.on(job.nodes["a"], job.nodes["a"].node.close_job(succeeded=True, reason="x"))
-        for name in "abc":
-            await job.leave(name)
+        await job.end("abc")
         await job.pass_time(2 * TIMING.closed_ttl_s)
     assert epochs == sorted(set(epochs))
 

@@ -31,7 +31,7 @@ async def wiped(job: SimJob, _done: SimNode) -> None:
 
 async def revoked(job: SimJob, done: SimNode) -> None:
     """Its lease is gone, and its presence with it."""
-    job.revoke([done.node.context.session.lease_id])
+    job.revoke([done.lease_id])
     await job.pass_time(15.0)
 
 
@@ -84,7 +84,7 @@ async def test_the_others_go_on_without_a_member_that_has_finished(
     assert job.leader is not done
     assert not done.finished
     closer = job.nodes[first]
-    await job.on(closer, closer.node.close_job(succeeded=True, reason="done"))
+    await job.close(closer)
     await job.until(lambda: done.finished, "it hears of the end", 5.0)
 
 

@@ -16,11 +16,10 @@ from rdzv_etcd.log import JsonLines
 from rdzv_etcd.node.gate import Failure, Gate
 from rdzv_etcd.node.leave import request_drain
 from rdzv_etcd.protocol import requests
-from rdzv_etcd.protocol.member import Phase
 from rdzv_etcd.protocol.model import Accusation
 from rdzv_etcd.settings import JobSettings
 from rdzv_etcd.testing import SimClock
-from rdzv_etcd.world_change import Expelled, Left, how_wedged
+from rdzv_etcd.world_change import Expelled, how_wedged
 from tests.node.test_refusals import warnings_of
 from tests.sim.commits import OPERATOR
 from tests.sim.matching import puts
@@ -74,76 +73,12 @@ async def ask(job: SimJob, node_id: str, why: str = "why", etcd: Etcd | None = N
 def accuse(job: SimJob, node: SimNode, by: SimNode, *, certain: bool = True) -> None:
     (presence,) = job.server.snapshot(job.keys.node(node.node_id))
     accusation = Accusation(by.node_id, "its process exited", certain)
-    session = by.node.context.session.lease_id
+    session = by.lease_id
     txn = requests.accuse(job.keys, node.node_id, presence, accusation, session)
     job.server.apply(txn, by.node_id)
 
 
 # --- drains ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("slice_nodes", [128, 2])
-@pytest.mark.parametrize("who", ["the node", "an operator"])
-def test_a_drained_node_leaves_at_a_commit_point_and_the_others_continue(
-    who: str, slice_nodes: int
-) -> None:
-    async def scenario(job: SimJob) -> None:
-        start(job, "abcd")
-        await job.until_works("abcd")
-        await job.pass_time(3.0)
-        name = job.loop.rng.choice("abcd")
-        node = job.nodes[name]
-        if who == "the node":
-            await node.node.be_drained("its fan is loud")
-            await node.node.be_drained("again")
-        else:
-            assert await ask(job, node.node_id, "its fan is loud")
-        await job.until(lambda: all(map(yields, job.nodes.values())), "all know", KNOWN_S)
-        assert not job.history.changes  # the world is not over by it
-        others = [each for each in "abcd" if each != name]
-        await job.until_works(others, limit_s=5.0)
-        assert job.history.formed[-1].record.number == 2
-        assert not node.node.control.drains  # it went with the node's session
-        told = [change.lost for _, change in job.history.changes]
-        assert not any("expired" in how for lost in told for how in lost.values())
-        assert not any(map(yields, (job.nodes[other] for other in others)))
-
-    simulate(scenario, SEEDS, min_nodes=2, max_nodes=4, slice_nodes=slice_nodes)
-
-
-@simulated(SEEDS, min_nodes=2, max_nodes=3)
-async def test_the_others_know_why_a_drained_node_left(job: SimJob) -> None:
-    """It comes to its commit point first."""
-    start(job, "a")
-    others = [job.make(name) for name in "bc"]
-    seats = [job.on(other, other.join()) for other in others]
-    await asyncio.wait(seats)
-    await job.until_works("abc")
-    await job.nodes["a"].node.be_drained("for its memory")
-    changes = [
-        await other.node.over(seat.result()) for other, seat in zip(others, seats, strict=True)
-    ]
-    assert changes == [Left({job.nodes["a"].node_id: "drained: for its memory"})] * 2
-
-
-@pytest.mark.parametrize("with_a_world", [True, False])
-def test_a_node_that_waits_leaves_at_once_and_disturbs_nobody(with_a_world: bool) -> None:
-    async def scenario(job: SimJob) -> None:
-        start(job, "ab")
-        if with_a_world:
-            await job.until_works("ab")
-        spare = job.start("c", join_timeout_s=500.0)
-        await job.pass_time(1.0)
-        await ask(job, spare.node_id, "not needed")
-        await job.until(lambda: isinstance(spare.error, DrainedError), "it leaves", KNOWN_S)
-        assert spare.error is not None
-        assert "drained by an operator: not needed" in str(spare.error)
-        assert not job.history.changes
-        nodes = job.server.snapshot(job.keys.nodes.start)
-        assert len(nodes) == 2
-
-    most = 2 if with_a_world else 4
-    simulate(scenario, SEEDS, min_nodes=most, max_nodes=most)
 
 
 @simulated(SEEDS, min_nodes=2, max_nodes=3)
@@ -152,7 +87,7 @@ async def test_a_drain_outlives_the_session_it_stood_on(job: SimJob) -> None:
     await nodes[0].node.be_drained("soon")
     await job.until(lambda: all(map(yields, nodes)), "all know", KNOWN_S)
     (before,) = job.server.snapshot(job.keys.drains.start)
-    job.revoke([nodes[0].node.context.session.lease_id])
+    job.revoke([nodes[0].lease_id])
     assert not job.server.snapshot(job.keys.drains.start)
     await job.pass_time(TTL_S)
     (after,) = job.server.snapshot(job.keys.drains.start)
@@ -171,8 +106,7 @@ async def test_what_a_node_is_asked_outlives_the_session_that_it_had(job: SimJob
     await job.pass_time(TTL_S)
     node = job.nodes["b"]
     cut = {"all are cut off": "abc", "it is cut off": "b"}.get(how, "")
-    for name in cut:
-        job.nodes[name].connection.link.partition(silent=True)
+    job.cut(cut, silent=True)
     await job.pass_time(2.0 if cut else 0.0)
     node.connection.link.lag_watches(2.0)
     assert await ask(job, node.node_id)
@@ -182,12 +116,11 @@ async def test_what_a_node_is_asked_outlives_the_session_that_it_had(job: SimJob
     else:
         saved = job.save()
         await job.pass_time(0.2)
-        job.server.expire(node.node.context.session.lease_id)
+        job.server.expire(node.lease_id)
         if how == "etcd is restored":
             await job.pass_time(0.2)
             job.restore(saved)
-    for name in cut:
-        job.nodes[name].connection.link.heal()
+    job.heal(cut)
     await job.until(lambda: not node.alive, "it has left", 60.0)
     await job.until_works("ac", limit_s=60.0)
     assert not job.server.snapshot(job.keys.drains.start)  # it is done
@@ -201,7 +134,7 @@ async def test_a_request_to_leave_that_is_not_taken_leaves_no_lease_behind(job: 
     asking = asyncio.ensure_future(ask(job, nodes[0].node_id, etcd=etcd))
     await job.pass_time(0.5)  # its lease is there, and a presence no more when it arrives
     job.crash("a")
-    job.server.expire(nodes[0].node.context.session.lease_id)
+    job.server.expire(nodes[0].lease_id)
     assert not await asking
     assert set(job.server.leases()) <= there
 
@@ -299,81 +232,45 @@ async def watched(job: SimJob, names: str) -> dict[str, asyncio.Task[None]]:
     return threads
 
 
-@pytest.mark.parametrize("links", [True, False])
+@pytest.mark.parametrize("peer_links", [True, False])
 @pytest.mark.parametrize("leads", [True, False])
-def test_a_node_that_hangs_is_lost_and_the_others_know_why(links: bool, leads: bool) -> None:
-    async def scenario(job: SimJob) -> None:
-        threads = await watched(job, "abc")
-        node = job.leader if leads else job.followers()[0]
-        others = [each for each in job.nodes.values() if each is not node]
-        assert node.world is not None
-        seat = node.world
-        end_agent(node)
-        threads[node.name].cancel()
-        known_s = await job.until(lambda: not any(each.is_working for each in others), "all know")
-        assert WATCHDOG_S - LOOK_S < known_s < WATCHDOG_S + LOOK_S + 3 * KNOWN_S
-        ((_, change),) = job.history.changes
-        assert dict(change.lost) == {node.node_id: how_wedged(4.0)}
-        await job.until_works("".join(each.name for each in others))
-        await job.pass_time(3 * TTL_S)  # it stays away, though its process lives
-        assert job.works([each.name for each in others])
-        assert node.node.context.session.lease_id == 0
-        assert isinstance(node.node.change_of(seat), Expelled)
-        node.agent = job.on(node, node.run())  # the thread is back
-        job.on(node, call_in(node))
-        await job.until_works("abc")
-
-    simulate(scenario, SEEDS, min_nodes=2, max_nodes=3, peer_links=links, watchdog_s=WATCHDOG_S)
+@simulated(SEEDS, options=["peer_links"], min_nodes=2, max_nodes=3, watchdog_s=WATCHDOG_S)
+async def test_a_node_that_hangs_is_lost_and_the_others_know_why(job: SimJob, leads: bool) -> None:
+    threads = await watched(job, "abc")
+    node = job.leader if leads else job.followers()[0]
+    others = [each for each in job.nodes.values() if each is not node]
+    assert node.world is not None
+    seat = node.world
+    end_agent(node)
+    threads[node.name].cancel()
+    known_s = await job.until(lambda: not any(each.is_working for each in others), "all know")
+    assert WATCHDOG_S - LOOK_S < known_s < WATCHDOG_S + LOOK_S + 3 * KNOWN_S
+    ((_, change),) = job.history.changes
+    assert dict(change.lost) == {node.node_id: how_wedged(4.0)}
+    await job.until_works("".join(each.name for each in others))
+    await job.pass_time(3 * TTL_S)  # it stays away, though its process lives
+    assert job.works([each.name for each in others])
+    assert node.lease_id == 0
+    assert isinstance(node.node.change_of(seat), Expelled)
+    node.agent = job.on(node, node.run())  # the thread is back
+    job.on(node, call_in(node))
+    await job.until_works("abc")
 
 
-@pytest.mark.parametrize("links", [True, False])
-def test_a_node_that_hangs_is_lost_though_it_cannot_report_it(links: bool) -> None:
+@pytest.mark.parametrize("peer_links", [True, False])
+@simulated(SEEDS, options=["peer_links"], min_nodes=2, max_nodes=3, watchdog_s=WATCHDOG_S)
+async def test_a_node_that_hangs_is_lost_though_it_cannot_report_it(job: SimJob) -> None:
     """etcd does not take its accusation: with links the others notice, else its lease ends."""
-
-    async def scenario(job: SimJob) -> None:
-        threads = await watched(job, "abc")
-        await job.pass_time(TTL_S)  # a leader trusts what it does not hear
-        node = job.followers()[0]
-        key = puts(job.keys.node(node.node_id))
-        node.connection.link.fail(EtcdUnavailableError("away"), 1000, key)
-        end_agent(node)
-        threads[node.name].cancel()
-        others = [each for each in job.nodes.values() if each is not node]
-        known_s = await job.until(lambda: not any(each.is_working for each in others), "all know")
-        assert known_s < WATCHDOG_S + LOOK_S + (3.0 if links else TTL_S + 1.0)
-
-    simulate(scenario, SEEDS, min_nodes=2, max_nodes=3, peer_links=links, watchdog_s=WATCHDOG_S)
-
-
-def test_a_process_that_was_stopped_is_not_reported_as_hung(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    async def scenario(job: SimJob) -> None:
-        await watched(job, "abc")
-        for _ in range(4):
-            name = job.loop.rng.choice("abc")
-            job.pause(name)
-            await job.pass_time(job.loop.rng.uniform(1.0, 0.9 * TTL_S))
-            job.resume(name)
-            await job.pass_time(2 * WATCHDOG_S)
-        await job.until_works("abc")
-
-    with caplog.at_level(logging.ERROR):
-        simulate(scenario, SEEDS, min_nodes=2, max_nodes=3, peer_links=True, watchdog_s=WATCHDOG_S)
-    assert "hung" not in caplog.text
-
-
-@simulated(range(3), min_nodes=2, max_nodes=2, watchdog_s=WATCHDOG_S)
-async def test_a_thread_that_waits_in_the_library_or_for_a_round_does_not_hang(job: SimJob) -> None:
-    nodes = job.start_all("ab")  # their threads call in only when they join
-    inside = nodes[0].node.call_ins.inside(), nodes[1].node.call_ins.inside()
-    with inside[0], inside[1]:
-        await job.until_works("ab")
-        spare = job.start("c")
-        await job.pass_time(20 * WATCHDOG_S)
-    assert job.works("ab")
-    assert spare.node.phase is Phase.WAITING
-    assert not job.history.changes
+    threads = await watched(job, "abc")
+    await job.pass_time(TTL_S)  # a leader trusts what it does not hear
+    node = job.followers()[0]
+    key = puts(job.keys.node(node.node_id))
+    node.connection.link.fail(EtcdUnavailableError("away"), 1000, key)
+    end_agent(node)
+    threads[node.name].cancel()
+    others = [each for each in job.nodes.values() if each is not node]
+    known_s = await job.until(lambda: not any(each.is_working for each in others), "all know")
+    assert known_s < WATCHDOG_S + LOOK_S + (3.0 if job.switch is not None else TTL_S + 1.0)
 
 
 def test_the_log_shows_once_where_the_thread_is(caplog: pytest.LogCaptureFixture) -> None:
@@ -399,21 +296,6 @@ async def fails(node: SimNode, how: str) -> GateError:
     with pytest.raises(GateError) as raised:
         await Gate(node.node, None).settle(Failure(how, 3, "last line"))
     return raised.value
-
-
-@simulated(SEEDS, min_nodes=2, max_nodes=3)
-async def test_a_member_that_does_not_pass_again_frees_its_seat_and_says_why(job: SimJob) -> None:
-    nodes = await job.all_work("abc")
-    leaver = nodes[job.loop.rng.randrange(3)]
-    end_agent(leaver)
-    error = await job.on(leaver, fails(leaver, "ended with exit code 3"))
-    assert (error.node, error.exit_code, error.output) == (leaver.node_id, 3, "last line")
-    others = [node.name for node in nodes if node is not leaver]
-    await job.until_works(others, limit_s=5.0)
-    (change,) = [change for _, change in job.history.changes if change.lost]
-    assert dict(change.lost) == {leaver.node_id: "left: its gate ended with exit code 3"}
-    leaver.agent = job.on(leaver, leaver.run())
-    await job.until_works("abc")
 
 
 async def process_of(job: SimJob, name: str) -> SimNode:

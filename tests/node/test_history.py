@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -39,31 +38,16 @@ async def one_more(job: SimJob, names: str, again: str, because: str = "") -> No
     await job.until(lambda: len(job.history.formed) > formed and job.works(names), "a world", 10)
 
 
-async def end(job: SimJob, names: str) -> None:
-    node = job.nodes[names[0]]
-    await job.on(node, node.node.close_job(succeeded=True, reason="done"))
-    for name in names:
-        await job.leave(name)
-
-
 @simulated(range(5), min_nodes=2, max_nodes=2)
 async def test_it_outlives_the_job_s_end_and_goes_with_what_remembers_that(job: SimJob) -> None:
     await rounds(job, "ab", 3)
     await job.pass_time(3 * TIMING.ended_ttl_s)  # it lives for as long as the job
-    await end(job, "ab")
+    await job.end("ab")
     await job.pass_time(0.9 * TIMING.ended_ttl_s)
     assert [audit["round"] for audit in audits(job)] == [1, 2, 3]
     await job.pass_time(TIMING.ended_ttl_s)
     assert not job.server.snapshot()
     assert not job.server.leases()
-
-
-@simulated(range(5), min_nodes=2, max_nodes=2)
-async def test_a_crash_of_all_nodes_is_no_less_remembered(job: SimJob) -> None:
-    await rounds(job, "ab", 2)
-    job.crash(*"ab")
-    await job.pass_time(0.8 * TIMING.ended_ttl_s)
-    assert [audit["round"] for audit in audits(job)] == [1, 2]
 
 
 @pytest.mark.parametrize("peer_links", [True, False])
@@ -111,7 +95,7 @@ async def test_it_names_a_node_that_other_settings_kept_out(job: SimJob) -> None
 @simulated(range(8), min_nodes=2, max_nodes=2, history=3)
 async def test_the_leader_forgets_the_oldest_rounds_also_those_of_earlier_runs(job: SimJob) -> None:
     await rounds(job, "ab", 2)
-    await end(job, "ab")
+    await job.end("ab")
     await job.pass_time(2 * TIMING.closed_ttl_s)  # then rounds count from 1 again
     await rounds(job, "cd", 2)
     await job.until(lambda: len(audits(job)) == 3, "the last three are kept")
@@ -119,16 +103,6 @@ async def test_the_leader_forgets_the_oldest_rounds_also_those_of_earlier_runs(j
     await one_more(job, "cd", "c")
     await job.until(lambda: len(audits(job)) == 3, "the last three are kept")
     assert [audit["round"] for audit in audits(job)] == [1, 2, 3]
-
-
-@simulated(range(3), min_nodes=2, max_nodes=2)
-async def test_with_history_0_none_is_kept_nor_what_earlier_runs_have_left(job: SimJob) -> None:
-    await rounds(job, "ab", 2)
-    await end(job, "ab")
-    assert len(audits(job)) == 2
-    job.settings = replace(job.settings, history=0)
-    await rounds(job, "cd", 2)
-    await job.until(lambda: not audits(job), "nothing is remembered")
 
 
 @pytest.mark.parametrize("fate", ["refused", "unanswered"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 
@@ -142,31 +141,13 @@ async def test_an_etcd_that_goes_back_is_no_new_world(job: SimJob, wiped: bool) 
     await reader.close()
 
 
-@simulated(range(3), min_nodes=2, max_nodes=2)
-async def test_the_end_of_the_job_and_of_the_reader(job: SimJob) -> None:
-    reader = Reader(job)
-    await reader.watch.open()
-    await reader.watch.open()
-    await job.all_work("ab")
-    await job.nodes["a"].node.close_job(succeeded=False, reason="enough")
-    await reader.take(SOON_S)
-    assert JobEnded(False, job.nodes["a"].node_id, "enough") in reader.events
-    waits = asyncio.ensure_future(reader.watch.next())
-    await asyncio.sleep(0.1)
-    await reader.close()
-    assert await waits is None
-    assert await reader.watch.next() is None
-
-
 @pytest.mark.parametrize("bump_revision", [0, 1_000_000])
 @simulated(range(5), min_nodes=2, max_nodes=2)
 async def test_the_end_of_an_earlier_run_is_no_news_when_etcd_is_restored(
     job: SimJob, bump_revision: int
 ) -> None:
     await job.all_work("ab")
-    await job.nodes["a"].node.close_job(succeeded=True, reason="the first one")
-    for name in "ab":
-        await job.leave(name)
+    await job.end("ab", "the first one")
     await job.pass_time(2 * TIMING.closed_ttl_s)
     saved = job.save()
     await job.pass_time(TIMING.ended_ttl_s + 2 * TTL_S)  # it is forgotten

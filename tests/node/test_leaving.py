@@ -31,7 +31,7 @@ async def test_a_member_whose_goodbye_is_refused_ends_its_session(
 ) -> None:
     await job.all_work("abc")
     node = job.leader if who == "the leader" else job.followers()[0]
-    session = node.node.context.session.lease_id
+    session = node.lease_id
     assert session in job.server.leases()
     node.connection.link.fail(why(), 1, lambda request: isinstance(request, Txn))
     await job.leave(node.name)
@@ -46,7 +46,7 @@ async def test_a_member_whose_goodbye_is_not_answered_ends_its_session_in_time(
     """The goodbye may take a part of the time for leaving, not all of it."""
     await job.all_work("abc")
     node = job.followers()[0]
-    session = node.node.context.session.lease_id
+    session = node.lease_id
     node.connection.link.hold_requests(
         2 * TTL_S, 10, lambda request: isinstance(request, Txn) and bool([*request.puts()])
     )
@@ -60,7 +60,7 @@ async def test_a_member_whose_goodbye_is_not_answered_ends_its_session_in_time(
 @simulated(range(5), min_nodes=2, max_nodes=2)
 async def test_nodes_leave_although_a_control_value_cannot_be_read(job: SimJob, which: str) -> None:
     nodes = await job.all_work("ab")
-    sessions = {node.node.context.session.lease_id for node in nodes}
+    sessions = {node.lease_id for node in nodes}
     job.server.apply(Txn((), (Put(getattr(job.keys, which), b"?"),)))
     for name in job.loop.rng.sample("ab", 2):
         await job.leave(name)
@@ -76,8 +76,7 @@ async def test_a_member_that_comes_back_while_the_last_one_leaves_works_on(job: 
     leaver.connection.link.hold_requests(
         1.0, 1, lambda request: isinstance(request, Revoke) and request.lease_id == lease
     )
-    for each in (leaver, other):
-        each.connection.link.partition(silent=False)
+    job.cut((leaver, other), silent=False)
     await job.pass_time(TTL_S - 2.0)
     leaving = asyncio.ensure_future(job.leave("a"))
     await job.until(lambda: not job.server.snapshot(job.keys.nodes.start), "both are gone")

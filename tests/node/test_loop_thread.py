@@ -6,9 +6,6 @@ import asyncio
 import logging
 import os
 import signal
-import subprocess
-import sys
-import textwrap
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from rdzv_etcd.errors import MisuseError
 from rdzv_etcd.runtime.loop_thread import THREAD_NAME, LoopHold
 from tests.support.signals import handling
 
@@ -40,29 +36,6 @@ class Interruption(Exception):
     """What a signal handler raises, as torchrun's does."""
 
 
-def run_script(script: str) -> str:
-    """Run a Python program of its own; return what it printed; its warnings are errors."""
-    process = subprocess.run(
-        [sys.executable, "-W", "error", "-c", textwrap.dedent(script)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert process.returncode == 0, process.stderr
-    assert process.stderr == ""
-    return process.stdout
-
-
-def test_results_and_errors_reach_the_caller(loop_thread: LoopHold) -> None:
-    async def fail() -> None:
-        raise KeyError("lost")
-
-    assert loop_thread.run(double(21)) == 42
-    with pytest.raises(KeyError, match="lost"):
-        loop_thread.run(fail())
-
-
 def test_all_holders_share_one_thread_and_the_last_release_ends_it() -> None:
     before = len(loop_threads())
     first = LoopHold.acquire()
@@ -83,49 +56,6 @@ def test_a_released_hold_refuses_to_run() -> None:
     released.release()
     with pytest.raises(RuntimeError, match="released"):
         released.run(double(1))
-
-
-def test_run_on_the_loop_thread_is_refused(loop_thread: LoopHold) -> None:
-    async def nested() -> int:
-        return loop_thread.run(double(1))
-
-    with pytest.raises(MisuseError, match="on the library's own thread") as caught:
-        loop_thread.run(nested())
-    assert "LoopHold" not in str(caught.value)
-
-
-def test_a_hold_is_not_to_be_had_on_the_loop_thread(loop_thread: LoopHold) -> None:
-    async def acquire() -> None:
-        LoopHold.acquire()
-
-    with pytest.raises(MisuseError, match="on the library's own thread"):
-        loop_thread.run(acquire())
-
-
-def test_many_threads_run_at_the_same_time(loop_thread: LoopHold) -> None:
-    """No call waits for another one: the calls of all threads meet on the loop."""
-    count = 32
-    arrived = 0
-    everyone = asyncio.Event()
-
-    async def meet() -> int:
-        nonlocal arrived
-        arrived += 1
-        if arrived == count:
-            everyone.set()
-        await everyone.wait()
-        return arrived
-
-    results: list[int] = []
-    threads = [
-        threading.Thread(target=lambda: results.append(loop_thread.run(meet(), 60)))
-        for _ in range(count)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert results == [count] * count
 
 
 def test_a_timeout_cancels_the_coroutine_and_waits_for_its_tidying(loop_thread: LoopHold) -> None:
@@ -173,34 +103,6 @@ def test_an_exception_from_a_signal_handler_cancels_and_goes_on(
         sender.join()
     assert tidied == [True]
     assert loop_thread.run(double(3)) == 6
-
-
-def test_a_signal_handler_may_use_the_runtime_itself(loop_thread: LoopHold) -> None:
-    """A handler that leaves the job runs inside an interrupted wait of the same thread."""
-    started = threading.Event()
-    released = asyncio.Event()
-
-    async def wait() -> str:
-        started.set()
-        await released.wait()
-        return "done"
-
-    async def release() -> None:
-        released.set()
-
-    def handler(number: int, frame: object) -> None:
-        with LoopHold.acquire() as second:
-            second.run(release())
-
-    def interrupt() -> None:
-        started.wait(60)
-        os.kill(os.getpid(), signal.SIGUSR1)
-
-    with handling(signal.SIGUSR1, handler):
-        sender = threading.Thread(target=interrupt)
-        sender.start()
-        assert loop_thread.run(wait(), 60) == "done"
-        sender.join()
 
 
 def test_a_signal_that_does_not_wake_the_waiting_thread_is_handled_all_the_same(
@@ -305,27 +207,6 @@ def test_an_error_while_an_interrupted_call_tidies_up_is_logged(
     assert "nobody waits for me" in caplog.text
 
 
-def test_the_last_release_cancels_the_tasks_that_calls_have_started() -> None:
-    cancelled = []
-    tasks: list[asyncio.Task[None]] = []
-
-    async def endless(started: asyncio.Event) -> None:
-        started.set()
-        try:
-            await asyncio.Event().wait()
-        finally:
-            cancelled.append(True)
-
-    async def start() -> None:
-        started = asyncio.Event()
-        tasks.append(asyncio.create_task(endless(started)))
-        await started.wait()
-
-    with LoopHold.acquire() as loop_thread:
-        loop_thread.run(start())
-    assert cancelled == [True]
-
-
 def test_the_last_release_cancels_what_a_cancelled_task_has_begun() -> None:
     hold = LoopHold.acquire()
     ended = threading.Event()
@@ -352,15 +233,6 @@ def test_the_last_release_cancels_what_a_cancelled_task_has_begun() -> None:
     hold.release()
     assert ended.is_set()
     assert all(task.done() for task in begun)
-
-
-def test_release_on_the_loop_thread_is_refused(loop_thread: LoopHold) -> None:
-    async def release() -> None:
-        loop_thread.release()
-
-    with pytest.raises(RuntimeError, match="event-loop thread"):
-        loop_thread.run(release())
-    assert loop_thread.run(double(1)) == 2
 
 
 @pytest.mark.parametrize("raised", [SystemExit, KeyboardInterrupt])
@@ -430,116 +302,3 @@ def test_what_would_end_a_program_does_not_keep_the_last_release_from_ending_the
     assert tidied == [True]
     assert isinstance(tasks[0].exception(), SystemExit)
     assert [record.levelno for record in caplog.records] == [logging.ERROR]
-
-
-def test_a_thread_that_fails_says_so_to_all_who_hold_it_and_the_next_one_gets_another() -> None:
-    printed = run_script(
-        """
-        import asyncio, logging, os, sys, threading
-        from rdzv_etcd.errors import TaskFailedError
-        from rdzv_etcd.runtime.loop_thread import LoopHold
-
-        logging.basicConfig(stream=sys.stdout, format="%(levelname)s %(message)s")
-
-        async def wait(started):
-            started.set()
-            await asyncio.Event().wait()
-
-        async def break_it():
-            os.close(asyncio.get_running_loop()._selector.fileno())
-
-        async def answer():
-            return "answers"
-
-        def wait_there():
-            try:
-                hold.run(wait(started))
-            except TaskFailedError as error:
-                print("waited:", error.task)
-
-        hold, other = LoopHold.acquire(), LoopHold.acquire()
-        log = logging.getLogger("rdzv_etcd")
-        hold.if_it_fails(lambda error: log.error("told: %s", type(error).__name__))
-        other.if_it_fails(lambda error: print("not told: it was released"))
-        other.release()
-        started = threading.Event()
-        waiting = threading.Thread(target=wait_there)
-        waiting.start()
-        started.wait()
-        hold.begin(break_it())
-        waiting.join()
-        try:
-            hold.run(answer())
-        except TaskFailedError as error:
-            print("asked:", error.task, type(error.__cause__).__name__)
-        with LoopHold.acquire() as another:
-            print(another.run(answer()))
-        hold.release()
-        """
-    )
-    assert "ERROR the library's own thread 'rdzv-etcd' has failed\nTraceback " in printed
-    for line in (
-        "ERROR told: OSError",
-        "waited: event loop",
-        "asked: event loop OSError",
-        "answers",
-    ):
-        assert line in printed.splitlines()
-    assert "not told" not in printed
-
-
-def test_it_works_from_atexit_and_the_interpreter_ends_cleanly_without_a_release() -> None:
-    printed = run_script(
-        """
-        import asyncio, atexit
-        from rdzv_etcd.runtime.loop_thread import LoopHold
-
-        async def start():
-            return asyncio.create_task(asyncio.sleep(3600))
-
-        async def leave():
-            await asyncio.sleep(0.01)
-            return "left"
-
-        loop_thread = LoopHold.acquire()
-        task = loop_thread.run(start())
-        atexit.register(lambda: print(loop_thread.run(leave())))
-        """
-    )
-    assert printed == "left\n"
-
-
-def test_a_forked_child_gets_its_own_thread_and_leaves_the_parents_alone() -> None:
-    printed = run_script(
-        """
-        import asyncio, gc, os, sys, warnings
-        from rdzv_etcd.runtime.loop_thread import LoopHold
-
-        warnings.simplefilter("ignore", DeprecationWarning)  # fork with threads, from 3.12 on
-
-        async def answer(text):
-            await asyncio.sleep(0.01)
-            return text
-
-        loop_thread = LoopHold.acquire()
-        assert loop_thread.run(answer("before")) == "before"
-        child = os.fork()
-        if child == 0:
-            try:
-                loop_thread.run(answer("never"))
-            except RuntimeError as error:
-                assert "forked child" in str(error), error
-            else:
-                raise SystemExit("the parent's loop thread was used")
-            loop_thread.release()
-            del loop_thread
-            gc.collect()
-            with LoopHold.acquire() as own:
-                assert own.run(answer("child")) == "child"
-            sys.exit(0)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-        print(loop_thread.run(answer("parent")))
-        loop_thread.release()
-        """
-    )
-    assert printed == "parent\n"

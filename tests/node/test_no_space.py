@@ -57,20 +57,6 @@ async def test_a_member_evicted_meanwhile_waits_too(job: SimJob) -> None:
 
 
 @simulated(range(5), min_nodes=2, max_nodes=2)
-async def test_a_waiter_that_must_arrive_again_waits_too(job: SimJob) -> None:
-    """It never was a member, but others count on it."""
-    waiter = job.start("a")
-    await job.until(lambda: waiter.node.leads, "it has arrived")
-    job.server.set_no_space(True)
-    job.server.expire(waiter.node.context.session.lease_id)
-    await job.pass_time(100.0)
-    assert waiter.error is None
-    job.server.set_no_space(False)
-    job.start("b")
-    await job.until_works("ab")
-
-
-@simulated(range(5), min_nodes=2, max_nodes=2)
 async def test_leaving_does_not_wait_for_space(job: SimJob) -> None:
     await job.all_work("ab")
     job.server.set_no_space(True)

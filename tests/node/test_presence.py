@@ -23,7 +23,7 @@ async def test_a_late_copy_of_a_presence_put_back_does_not_overwrite_a_new_arriv
 
     leader.connection.link.partition(silent=True)
     member.connection.link.repeat_requests(1.5, 1, puts(presence))
-    job.server.expire(member.node.context.session.lease_id)
+    job.server.expire(member.lease_id)
     await job.until(is_there, "the presence is back", TTL_S / 2)
     job.rejoin(member)
     await job.pass_time(2.0)

@@ -123,20 +123,29 @@ async def test_a_member_that_is_refused_after_it_saw_an_unreadable_value_tries_o
     await job.until_works("ab", 40.0)
 
 
-@pytest.mark.parametrize("kind", REFUSALS)
+@pytest.mark.parametrize("kind", [*REFUSALS, EtcdNoSpaceError])
+@pytest.mark.parametrize("members", ["ab", "a"], ids=["a spare", "the first to wait for a round"])
 @simulated(range(3), min_nodes=2, max_nodes=2)
-async def test_a_spare_that_must_arrive_again_waits_too(job: SimJob, kind: type[EtcdError]) -> None:
-    await job.all_work("ab")
-    spare = job.start("s")
+async def test_a_node_that_waits_and_must_arrive_again_waits_too(
+    job: SimJob, members: str, kind: type[EtcdError]
+) -> None:
+    """It was no member, but others count on it."""
+    job.start_all(members)
+    await job.pass_time(1.0)
+    waiter = job.start("s") if members == "ab" else job.nodes["a"]
     await job.pass_time(5.0)
-    refuse(spare, kind)
-    job.server.expire(spare.node.context.session.lease_id)
+    begin_refusals(job, [waiter], kind)
+    job.server.expire(waiter.lease_id)
     await job.pass_time(100.0)
-    assert spare.error is None
-    refuse(spare, None)
+    assert waiter.error is None
+    job.server.set_no_space(False)
+    refuse(waiter, None)
     await job.pass_time(10.0)
-    job.crash(job.leader.name)
-    await job.until(lambda: spare.is_working, "it gets a seat", 100.0)
+    if members == "ab":
+        job.crash(job.leader.name)
+    else:
+        job.start("b")
+    await job.until(lambda: waiter.is_working, "it gets a seat", 100.0)
 
 
 @pytest.mark.parametrize("kind", [*REFUSALS, EtcdNoSpaceError])
@@ -174,8 +183,7 @@ async def test_the_wait_ends_with_the_join_timeout_and_the_cause(
     began_s = job.loop.time()
     await job.pass_time(55.0)
     if not is_answered:
-        for node in job.nodes.values():
-            node.connection.link.partition(silent=True)
+        job.cut(job.nodes.values(), silent=True)
     await job.until(lambda: all(n.error for n in job.nodes.values()), "they give up", 25.0)
     assert job.loop.time() - began_s > 55.0
     for node in job.nodes.values():
@@ -200,7 +208,7 @@ async def test_a_node_that_is_refused_asks_about_as_often_as_it_renews_its_lease
     if joins_again:
         job.rejoin(node)
     else:
-        job.server.expire(node.node.context.session.lease_id)
+        job.server.expire(node.lease_id)
     await job.pass_time(100.0 * TTL_S)
     job.server.observers.remove(asked.append)
     writes = [

@@ -61,13 +61,11 @@ async def test_members_put_their_round_back_over_an_older_one_that_another_put_b
     rest = "abc".replace(away.name, "")
     away.connection.link.partition(silent=True)
     await job.until_works(rest, 2 * TTL_S)
-    for name in rest:
-        job.nodes[name].connection.link.partition()
+    job.cut(rest)
     job.wipe()
     away.connection.link.heal()
     await job.until(lambda: away.node.leads, "the older round is back", 3 * TTL_S)
-    for name in rest:
-        job.nodes[name].connection.link.heal()
+    job.heal(rest)
     await job.until_works("abc")
     numbers = [each.record.number for each in job.history.formed]
     assert numbers[-2:] == [2, 3], job.tell()
@@ -115,8 +113,7 @@ async def two_worlds_of_one_name(job: SimJob, bump_revision: int) -> None:
     job.restore(saved, bump_revision=bump_revision)
     job.nodes[away].connection.link.heal()
     await job.pass_time(job.loop.rng.choice([0.1, TTL_S / 2, 3 * TTL_S]))
-    for name in rest:
-        job.nodes[name].connection.link.heal()
+    job.heal(rest)
     await job.until_works("abc", 200)
     await job.pass_time(100)
     assert job.works("abc"), job.tell()
@@ -202,9 +199,7 @@ async def test_a_run_goes_on_although_etcd_goes_back_to_the_one_before(
     """Its record, and then its closed marker, were in the snapshot; neither is about this run."""
     await job.all_work("ab")
     before = job.save()
-    await job.on(job.nodes["a"], job.nodes["a"].node.close_job(succeeded=True, reason="done"))
-    await job.leave("a")
-    await job.leave("b")
+    await job.end("ab")
     after = job.save()
     await job.all_work("cd")
     await job.pass_time(job.loop.rng.uniform(0, 50))
@@ -232,8 +227,7 @@ async def test_members_notice_it_although_others_have_written_as_much_again(job:
     job.restore(saved)
     while job.server.revision <= revision:
         job.server.apply(Txn((), (Put(b"/another application", b""),)))
-    for name in rest:
-        job.nodes[name].connection.link.heal()
+    job.heal(rest)
     await job.until(
         lambda: job.history.formed[-1].record.epoch_fixed is not None,
         "their round is back",
@@ -284,7 +278,7 @@ def back_up_an_accusation(job: SimJob, victim: SimNode, by: SimNode) -> Snapshot
     """Have a backup made while a wrong accusation stands, which is answered a moment later."""
     (presence,) = [kv for kv in job.server.snapshot() if kv.key == job.keys.node(victim.node_id)]
     accusation = Accusation(by.node_id, "its process exited (by the test)", is_certain=True)
-    session = by.node.context.session.lease_id
+    session = by.lease_id
     said = requests.accuse(job.keys, victim.node_id, presence, accusation, session)
     job.server.apply(said, by.node_id)
     saved = job.save()
@@ -307,7 +301,7 @@ async def accusation_is_back(
         job.start("d", delay_s=0.02)
         await job.until_works("abcd")
     if other_leader:
-        job.revoke([near.node.context.session.lease_id])
+        job.revoke([near.lease_id])
         await job.until(lambda: not near.node.leads, "it lost the lead", TTL_S)
     await job.pass_time(TTL_S + 1.0)
     before = {node.name: node.joins for node in job.nodes.values()}
@@ -331,14 +325,12 @@ async def test_an_accusation_that_is_back_is_no_proof_for_a_node_that_has_just_c
     await job.pass_time(TTL_S)
     saved = back_up_an_accusation(job, job.leader, job.loop.rng.choice(job.followers()))
     await job.pass_time(2 * TTL_S)
-    for each in nodes:
-        each.connection.link.partition()
+    job.cut(nodes)
     job.restore(saved, bump_revision=bump_revision)
     newcomer = job.start("d")
     await job.pass_time(1.0)
     assert newcomer.node.leads
-    for each in nodes:
-        each.connection.link.heal()
+    job.heal(nodes)
     await job.pass_time(5 * TTL_S)
     assert [each.joins for each in nodes] == [1, 1, 1], job.tell()
     assert job.works("abc"), job.tell()

@@ -28,7 +28,7 @@ async def test_a_new_run_s_first_round_does_not_read_the_store_of_the_run_that_e
     a, b = await job.all_work("ab")
     old = work_of(b)
     await old.store.set("exit/last", b"1", 5)
-    await job.on(a, a.node.close_job(succeeded=True, reason="done"))
+    await job.close(a)
     await job.leave("a")
     await job.pass_time(TIMING.closed_ttl_s + 5)
     c, _ = await job.all_work("cd")
@@ -41,14 +41,6 @@ async def test_a_new_run_s_first_round_does_not_read_the_store_of_the_run_that_e
 # --- who was cut off while its run ended ----------------------------------------------------------
 
 AWAY_S = [5.0, 2 * TIMING.closed_ttl_s]
-
-
-async def close_and_leave(job: SimJob, names: str, *, succeeded: bool) -> None:
-    """The job is closed by the first of ``names``, and all of them go."""
-    closer = job.nodes[names[0]]
-    await job.on(closer, closer.node.close_job(succeeded=succeeded, reason="it is over"))
-    for name in names:
-        await job.leave(name)
 
 
 @pytest.mark.parametrize("away_s", AWAY_S)
@@ -64,7 +56,7 @@ async def test_a_member_that_was_cut_off_when_its_run_ended_does_not_put_it_back
     node, rest = job.nodes[away], "abc".replace(away, "")
     node.connection.link.partition(silent=job.loop.rng.random() < 0.5)
     await job.pass_time(job.loop.rng.choice([0.1, 3 * TTL_S]))
-    await close_and_leave(job, rest, succeeded=succeeded)
+    await job.end(rest, "it is over", succeeded=succeeded)
     rounds = len(job.history.formed)
     await job.pass_time(away_s)
     node.connection.link.heal()
@@ -88,7 +80,7 @@ async def test_a_member_that_was_cut_off_when_its_run_ended_does_not_join_the_ne
     away = job.loop.rng.choice(nodes)
     away.connection.link.partition(silent=job.loop.rng.random() < 0.5)
     rest = "abc".replace(away.name, "")
-    await close_and_leave(job, rest, succeeded=False)
+    await job.end(rest, "it is over", succeeded=False)
     await job.pass_time(away_s)
     job.start_all("def")
     await job.until_works("def", 60)
@@ -111,7 +103,7 @@ async def test_a_spare_that_was_cut_off_when_its_run_ended_ends_with_it(
     await job.until(lambda: spare.node.phase is Phase.WAITING, "the spare waits")
     await job.pass_time(1.0)
     spare.connection.link.partition(silent=job.loop.rng.random() < 0.5)
-    await close_and_leave(job, "ab", succeeded=True)
+    await job.end("ab", "it is over")
     await job.pass_time(away_s)
     if job.loop.rng.random() < 0.5:
         await job.all_work("cd")
@@ -134,10 +126,10 @@ async def test_a_member_that_arrives_again_when_its_run_is_over_is_no_waiter_of_
     leader.stops_in_s = 60.0
     restoring, under_way = noted(puts(job.keys.node(late.node_id)))
     late.connection.link.hold_requests(REQUEST_TIMEOUT_S, 1, restoring)
-    job.server.expire(late.node.context.session.lease_id)
+    job.server.expire(late.lease_id)
     await job.until(lambda: bool(under_way), "it puts its presence back", TTL_S)
     await job.until(lambda: late.node.phase is Phase.WAITING, "it joins again", TTL_S)
-    await close_and_leave(job, leader.name, succeeded=True)
+    await job.end(leader.name, "it is over")
     job.start("c")
     await job.until(lambda: late.error is not None, "it hears of the end", 40)
     assert isinstance(late.error, JobClosedError)
@@ -152,7 +144,7 @@ async def test_who_is_slow_to_leave_does_not_wait_for_the_next_run_if_the_marker
 ) -> None:
     """The lease of the marker is revoked, but etcd remembers the end."""
     a, slow = await job.all_work("ab")
-    await job.on(a, a.node.close_job(succeeded=True, reason="done"))
+    await job.close(a)
     await job.leave("a")
     (marker,) = [kv for kv in job.server.snapshot() if kv.key == job.keys.round]
     job.server.expire(marker.lease_id)
@@ -166,7 +158,7 @@ async def test_who_is_slow_to_leave_does_not_wait_for_the_next_run_if_the_marker
 async def test_many_runs_of_one_id_leave_one_memory_and_its_lease(job: SimJob) -> None:
     for _ in range(12):
         await job.all_work("ab")
-        await close_and_leave(job, "ab", succeeded=True)
+        await job.end("ab", "it is over")
         await job.pass_time(job.loop.rng.choice([0.1, 70.0]))
     await job.pass_time(TIMING.closed_ttl_s + 1)
     left = job.server.snapshot()
@@ -188,7 +180,7 @@ def test_a_node_started_after_the_end_waits_for_a_new_run_and_says_so(
 
     async def scenario(job: SimJob) -> None:
         await job.all_work("ab")
-        await close_and_leave(job, "ab", succeeded=True)
+        await job.end("ab", "it is over")
         job.start("c")
         await job.pass_time(pause_s)
         job.start("d")
@@ -207,7 +199,7 @@ async def test_a_node_started_after_the_end_is_never_told_that_all_is_well_for_h
     job: SimJob,
 ) -> None:
     await job.all_work("ab")
-    await close_and_leave(job, "ab", succeeded=True)
+    await job.end("ab", "it is over")
     late = job.start("c", join_timeout_s=200.0)
     await job.until(lambda: late.error is not None, "it gives up", 201)
     assert isinstance(late.error, JoinTimeoutError)
@@ -227,7 +219,7 @@ def test_one_of_other_settings_does_not_end_well_with_a_run_that_it_had_no_part_
         await job.pass_time(1.0)
         if cut_off:
             other.connection.link.partition(silent=True)
-        await close_and_leave(job, "ab", succeeded=True)
+        await job.end("ab", "it is over")
         if cut_off:
             await job.pass_time(6.0)
             other.connection.link.heal()
@@ -253,7 +245,7 @@ async def test_a_node_started_after_the_end_may_be_told_to_end(
     job.settings = replace(job.settings, after_end=after_end)
     job.start("a")
     await job.until_works("a")
-    await close_and_leave(job, "a", succeeded=succeeded)
+    await job.end("a", "it is over", succeeded=succeeded)
     late = job.start("b")
     await job.until(lambda: late.error is not None, "it ends", 5)
     assert isinstance(late.error, JobClosedError)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
 
-from rdzv_etcd import world_change
 from rdzv_etcd.errors import BarrierTimeoutError, JobSettingsMismatchError, StoreTimeoutError
 from rdzv_etcd.etcd.port import Delete, Txn
 from rdzv_etcd.kv.store import KeyValueStore
@@ -69,20 +67,6 @@ async def test_who_waits_is_told_at_once_of_one_that_other_settings_keep_out(
     assert job.keys.refused not in {kv.key for kv in job.server.snapshot()}
 
 
-@simulated(range(3), min_nodes=3, max_nodes=3)
-async def test_one_of_the_same_host_that_other_settings_keep_out_is_named(
-    job: SimJob, caplog: pytest.LogCaptureFixture
-) -> None:
-    job.start("a", join_timeout_s=2000.0)
-    await job.pass_time(70.0)
-    caplog.clear()
-    stranger = job.start("a", job=JobSettings(2, 2))  # in another terminal
-    await job.until(lambda: stranger.error is not None, "it is refused", 20.0)
-    line = next(line for line in caplog.messages if re.match(r"\[job\] a~.*: waiting", line))
-    assert "a~2 cannot join: it was started with min_nodes=2, max_nodes=2" in line
-    assert "are the others started" not in line
-
-
 @pytest.mark.parametrize("what", ["barrier", "exchange", "store", "store, even if over"])
 @simulated(range(2), min_nodes=2, max_nodes=2)
 async def test_who_waits_for_other_members_says_so(
@@ -141,24 +125,6 @@ async def test_a_spare_asks_whether_it_is_another_job_with_the_same_id(
     assert "10 s for a seat: job 'job' runs with 2 nodes, its maximum; is another job" in line
 
 
-@simulated(range(3), min_nodes=3, max_nodes=3)
-async def test_who_is_missing_since_the_last_round_is_named_with_its_address(
-    job: SimJob, caplog: pytest.LogCaptureFixture
-) -> None:
-    await job.all_work("abc")
-    for node in job.nodes.values():
-        node.stops_in_s = 1.0
-    lost, late, here = "abc"
-    job.nodes[late].stops_in_s = 100.0
-    job.crash(lost)
-    await job.until(lambda: len(job.history.changes) == 1, "a change", 30.0)
-    caplog.clear()
-    await job.pass_time(13.0)
-    (line,) = said(caplog, job, here)
-    assert "1 of 3 nodes here: c" in line
-    assert f"not back yet: b (10.0.0.b); {world_change.lost('a', 'lease expired')}" in line
-
-
 @simulated(range(3), min_nodes=2, max_nodes=2)
 async def test_a_wait_for_etcd_is_told(job: SimJob, caplog: pytest.LogCaptureFixture) -> None:
     node = job.start("a")
@@ -205,15 +171,6 @@ async def test_the_end_of_what_a_dead_job_left_is_not_missed(job: SimJob) -> Non
     await job.until(lambda: bool(under_way), "it looks", 5.0)
     job.server.apply(Txn((), (Delete(job.keys.round),)), OPERATOR)
     await job.until_works("x", TTL_S)
-
-
-@simulated(range(3), min_nodes=2, max_nodes=2)
-async def test_a_dead_leader_of_a_job_without_a_round_refuses_no_new_start(job: SimJob) -> None:
-    first = job.start("a")
-    await job.until(lambda: first.node.leads, "it leads")
-    job.crash("a")
-    job.start_all("xyz", job=JobSettings(3, 3))
-    await job.until_works("xyz", 2 * TTL_S + 5.0)
 
 
 @simulated(range(3), min_nodes=2, max_nodes=2)

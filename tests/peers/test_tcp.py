@@ -357,18 +357,6 @@ def test_a_node_that_leaves_leaves_no_connection_to_the_end_of_the_loop(turns: i
         assert psutil.Process().num_fds() == before
 
 
-@awaited
-async def test_a_node_without_a_port_of_its_own_closes_its_links_at_once() -> None:
-    async with node() as b:
-        watches = TcpPeers(silence_s=1.0)
-        before = set(tcp._sockets)
-        assert (await reached(watches, b.port)).answer is Answer.SAME
-        (own,) = set(tcp._sockets) - before
-        assert own.fileno() >= 0
-        await watches.close()
-        assert own.fileno() == -1
-
-
 @paired
 async def test_a_node_may_stop_watching(a: TcpPeers, b: TcpPeers) -> None:
     link = await link_to(a, b.port)
@@ -459,36 +447,6 @@ def test_a_child_does_not_keep_its_parent_alive(how: str) -> None:
                     os.kill(child, signal.SIGKILL)
 
     asyncio.run(asyncio.wait_for(work(), LIMIT_S))
-
-
-@paired
-async def test_a_child_holds_other_files_under_its_parents_numbers(
-    a: TcpPeers, b: TcpPeers
-) -> None:
-    await link_to(a, b.port)
-    ours = {
-        connection.fd
-        for connection in psutil.Process().net_connections(kind="tcp")
-        if b.port in (connection.laddr.port, *(connection.raddr or ())[1:])
-    }
-    assert len(ours) == 3  # the listener, and both ends
-    assert files_in_a_child(ours) == [os.devnull] * 3
-    assert (await reached(a, b.port)).answer is Answer.SAME
-
-
-def files_in_a_child(descriptors: set[int]) -> list[str]:
-    """Return what a forked child holds under these numbers."""
-    back, out = os.pipe()
-    child = os.fork()
-    if child == 0:
-        files = [Path(f"/proc/self/fd/{number}").readlink() for number in descriptors]
-        os.write(out, "\n".join(map(str, files)).encode())
-        os._exit(0)
-    os.close(out)
-    text = os.read(back, 10_000).decode()
-    os.close(back)
-    os.waitpid(child, 0)
-    return text.split("\n")
 
 
 # --- strangers ------------------------------------------------------------------------------------

@@ -156,16 +156,6 @@ async def test_a_held_write_lands_after_its_caller_has_given_up(server: MemoryEt
     assert await value(server) == b"late"
 
 
-@simulated
-async def test_only_matching_requests_meet_a_planned_fault(server: MemoryEtcd) -> None:
-    etcd = server.connect()
-    etcd.link.fail(EtcdPermissionError("no"), matching=lambda r: isinstance(r, Txn))
-    await etcd.get(Get(KEY))
-    with pytest.raises(EtcdPermissionError):
-        await put(etcd)
-    await put(etcd)
-
-
 def test_slow_links_reorder_concurrent_writes() -> None:
     async def test(_loop: SimLoop, server: MemoryEtcd) -> tuple[bytes, ...]:
         etcd = server.connect()
@@ -333,30 +323,6 @@ async def test_a_restart_extends_leases_by_their_whole_ttl(server: MemoryEtcd) -
 
 
 @simulated
-async def test_leases_do_not_run_out_while_the_cluster_is_down(server: MemoryEtcd) -> None:
-    etcd = server.connect()
-    await etcd.grant(10)
-    server.stop()
-    await asyncio.sleep(10_000)
-    server.start()
-    await asyncio.sleep(9)
-    assert len(server.leases()) == 1
-
-
-@simulated_on_loop
-async def test_expiry_comes_with_the_first_tick_after_the_ttl(
-    loop: SimLoop, server: MemoryEtcd
-) -> None:
-    etcd = server.connect()
-    watch = etcd.watch(KEY, start_revision=2)
-    lease = await etcd.grant(10)
-    await etcd.txn(txn(Put(KEY, b"x", lease.lease_id)))
-    await batch_values(watch, 2)
-    assert 10 <= loop.time() <= 10.5
-    await watch.close()
-
-
-@simulated
 async def test_a_lease_may_be_made_to_expire_at_once(server: MemoryEtcd) -> None:
     etcd = server.connect()
     lease = await etcd.grant(10)
@@ -390,18 +356,6 @@ async def test_leases_may_be_extended_without_a_restart(loop: SimLoop, server: M
     await asyncio.sleep(2)
     assert not server.leases()
     assert loop.time() < 21
-
-
-@simulated
-async def test_a_snapshot_holds_what_was_there_when_it_was_made(server: MemoryEtcd) -> None:
-    etcd = server.connect()
-    await put(etcd, b"before")
-    saved = server.save()
-    for _ in range(2):  # and going back to it does not use it up
-        await put(etcd, b"after")
-        server.restore(saved)
-        assert await value(server) == b"before"
-        assert server.revision == 2
 
 
 @simulated
