@@ -8,7 +8,6 @@ import sys
 import time
 import urllib.request
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -177,16 +176,6 @@ def test_torch_s_elastic_launch_takes_the_backend_by_its_name(
     epochs = {line.rpartition(" ")[2] for it in started for line in it.lines if "epoch" in line}
     assert len(epochs) == 1
     assert int(epochs.pop()) > 0
-
-
-@pytest.mark.slow
-def test_why_bagua_s_launcher_does_not_run_unchanged() -> None:
-    """docs/launchers.md says so. If this fails, try it again."""
-    from torch.distributed.launcher.api import LaunchConfig  # noqa: PLC0415 - takes seconds
-
-    old: dict[str, Any] = {"redirects": 0, "tee": 0, "log_dir": None}
-    with pytest.raises(TypeError, match="redirects"):
-        LaunchConfig(min_nodes=1, max_nodes=1, nproc_per_node=1, **old)
 
 
 def test_a_worker_that_fails_by_itself_ends_the_job(

@@ -29,7 +29,7 @@ from rdzv_etcd import Group, World
 from rdzv_etcd.errors import MisuseError
 from rdzv_etcd.process import Latch
 from rdzv_etcd.torch import recovery
-from rdzv_etcd.torch.gloo import LEFT_BEHIND, AbandonableCalls, end_process
+from rdzv_etcd.torch.gloo import LEFT_BEHIND, AbandonableCalls
 from tests.in_process.processes import LIMIT_S, die_with_parent
 
 _WAIT = Latch.wait.__code__
@@ -429,8 +429,3 @@ def interrupted_while_connecting(_etcd: str, _job: str) -> bool:
         if thread.name == LEFT_BEHIND:
             thread.join()
     return interrupted.is_set()
-
-
-def ended_without_streams(_etcd: str, _job: str) -> None:
-    sys.stdout = sys.stderr = None
-    end_process("for a test")

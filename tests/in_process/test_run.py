@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from datetime import timedelta
+from functools import partial
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
@@ -149,12 +150,6 @@ def test_an_interrupt_while_gloo_connects_ends_only_the_wait(stage: Stage) -> No
     assert stage.outcome((scenes.interrupted_while_connecting,)) == [True]
 
 
-def test_a_process_without_any_streams_can_be_ended(stage: Stage) -> None:
-    with stage.playing((scenes.ended_without_streams,)) as (process,):
-        process.join(LIMIT_S)
-        assert process.exitcode == os.EX_TEMPFAIL
-
-
 def test_a_collective_is_seen_while_it_lasts() -> None:
     """Also where nothing of torch's is called any more: only gloo's threads know."""
     store = HashStore()
@@ -209,9 +204,9 @@ def test_a_wait_for_a_late_member_is_logged(stage: Stage, late: int, line: str) 
     [
         ("is killed", False, "DistNetworkError"),
         ("leaves", False, "DistNetworkError"),
-        ("leaves", True, "DistNetworkError"),
+        pytest.param("leaves", True, "DistNetworkError", marks=pytest.mark.release),
         ("stops", False, "DistNetworkError"),
-        ("stops", True, "DistNetworkError"),
+        pytest.param("stops", True, "DistNetworkError", marks=pytest.mark.release),
         ("falls silent", False, "DistNetworkError"),
         ("is late", False, "DistStoreError"),
     ],
@@ -381,35 +376,19 @@ class Asynchronous:
     async def __call__(self, _world: World) -> None: ...
 
 
-@pytest.mark.parametrize(
-    "train",
-    [None, 3, asynchronous, generator, Asynchronous()],
-    ids=["none", "number", "async", "generator", "async object"],
-)
-def test_what_cannot_train_is_refused_before_the_group_is_touched(train: Any) -> None:
+def test_arguments_are_looked_at_before_the_group_is_touched() -> None:
     untouched: Any = None
-    with pytest.raises(MisuseError, match="train is"):
-        rdzv_etcd.torch.run(untouched, train)
-
-
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        ({"timeout": 30}, r"timeout is 30 \(int\)"),
-        ({"backend": 3}, r"backend is 3 \(int\)"),
-        ({"over_within_s": "30"}, "the time limit is '30'"),
-    ],
-    ids=str,
-)
-def test_other_arguments_are_looked_at_before_the_group_is_touched(
-    more: dict[str, Any], message: str
-) -> None:
-    untouched: Any = None
-    with pytest.raises(MisuseError, match=message):
-        rdzv_etcd.torch.run(untouched, print, **more)
-    if "over_within_s" not in more:
-        with pytest.raises(MisuseError, match=message):
-            rdzv_etcd.torch.init_process_group(untouched, **more)
+    train: Any
+    for train in (None, 3, asynchronous, generator, Asynchronous()):
+        with pytest.raises(MisuseError, match="train is"):
+            rdzv_etcd.torch.run(untouched, train)
+    with pytest.raises(MisuseError, match="the time limit is '30'"):
+        rdzv_etcd.torch.run(untouched, print, over_within_s="30")  # type: ignore[arg-type]
+    wrong: Any
+    for wrong in ({"timeout": 30}, {"backend": 3}):
+        for call in (partial(rdzv_etcd.torch.run, train=print), rdzv_etcd.torch.init_process_group):
+            with pytest.raises(MisuseError, match=r"(timeout is 30|backend is 3) \(int\)"):
+                call(untouched, **wrong)
 
 
 def test_a_process_group_that_was_given_up_waits_for_nobody() -> None:

@@ -39,12 +39,3 @@ def test_a_loopback_master_of_nodes_on_several_hosts_is_warned_of(
     assert master in ("127.0.0.1", here)
     for words in (f"rank 0 is {master}", "127.0.0.1", here, "--local-addr"):
         assert words in record.getMessage()
-
-
-def test_nodes_that_are_all_on_one_host_are_not_warned(
-    job: Job, caplog: pytest.LogCaptureFixture
-) -> None:
-    settings = job.settings("2")
-    with ExitStack() as stack:
-        join_all([stack.enter_context(Group(settings)) for _ in range(2)])
-    assert [record for record in caplog.records if record.levelname == "WARNING"] == []

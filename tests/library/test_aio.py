@@ -20,59 +20,40 @@ import rdzv_etcd
 from rdzv_etcd import Finished, Left, Waiting
 from rdzv_etcd.aio import Group, World
 from rdzv_etcd.errors import (
-    BarrierBrokenError,
     JobClosedError,
     MisuseError,
-    RendezvousFailedError,
     SettingsError,
 )
 from rdzv_etcd.runtime.loop_thread import THREAD_NAME
 from tests.library.nodes import LIMIT_S, Job, wait_until, when_entered
-from tests.support.leaks import job_root
 from tests.support.scenarios import as_test
-from tests.support.servers import EtcdServer
 
 
-class Nodes:
-    """Nodes of one job in one event loop; they leave in the end."""
+def connect(job: Job, nodes: int | tuple[int, int], **given: Any) -> Coroutine[Any, Any, Group]:
+    quick: dict[str, Any] = {"lease_ttl": 3, "settle": 0.1, "closed_ttl": 5, "ended_ttl": 5}
+    where: dict[str, Any] = {"job": job.id, "nodes": nodes, "local_addr": "127.0.0.1"}
+    return rdzv_etcd.aio.connect(job.server.endpoint, **where, **{**quick, **given})
 
-    def __init__(self, server: EtcdServer, job_id: str) -> None:
-        self.server = server
-        self.job_id = job_id
 
-    async def connect(self, nodes: Any, **given: Any) -> Group:
-        quick: dict[str, Any] = {"lease_ttl": 3, "settle": 0.1, "closed_ttl": 5, "ended_ttl": 5}
-        return await rdzv_etcd.aio.connect(
-            self.server.endpoint,
-            job=self.job_id,
-            nodes=nodes,
-            local_addr="127.0.0.1",
-            **{**quick, **given},
-        )
+@asynccontextmanager
+async def joined(
+    job: Job, count: int, nodes: int | tuple[int, int] = 0, **given: Any
+) -> AsyncIterator[tuple[list[Group], list[World]]]:
+    """So many nodes, which have joined: groups and worlds in the order of their ranks."""
+    async with AsyncExitStack() as stack:
+        groups = [
+            await stack.enter_async_context(await connect(job, nodes or count, **given))
+            for _ in range(count)
+        ]
+        worlds = await asyncio.gather(*(group.join() for group in groups))
+        pairs = sorted(zip(worlds, groups, strict=True), key=lambda pair: pair[0].rank)
+        yield [group for _, group in pairs], [world for world, _ in pairs]
 
-    @asynccontextmanager
-    async def worlds(
-        self, count: int, nodes: Any = 0, **given: Any
-    ) -> AsyncIterator[tuple[list[Group], list[World]]]:
-        """Let that many join; in the order of their ranks."""
-        async with AsyncExitStack() as stack:
-            groups = [
-                await stack.enter_async_context(await self.connect(nodes or count, **given))
-                for _ in range(count)
-            ]
-            worlds = await asyncio.gather(*(group.join() for group in groups))
-            pairs = sorted(zip(worlds, groups, strict=True), key=lambda pair: pair[0].rank)
-            yield [group for _, group in pairs], [world for world, _ in pairs]
 
-    async def until_there(self, count: int, kind: str = "nodes/", which: str = "") -> None:
-        """Until that many presences are there, or other keys of the job."""
-        place = job_root(self.job_id) + kind.encode()
-
-        def there() -> int:
-            return sum(which.encode() in key for key in self.server.keys(place))
-
-        while there() != count:  # noqa: ASYNC110 - nobody is told
-            await asyncio.sleep(0.05)
+async def until_there(job: Job, count: int) -> None:
+    """Until that many presences are there."""
+    while len(job.keys(b"nodes/")) != count:  # noqa: ASYNC110 - nobody is told
+        await asyncio.sleep(0.05)
 
 
 @pytest.fixture(params=[asyncio.DefaultEventLoopPolicy, uvloop.EventLoopPolicy])
@@ -86,11 +67,6 @@ def loop_policy(request: pytest.FixtureRequest) -> Iterator[None]:
         asyncio.set_event_loop_policy(before)
 
 
-@pytest.fixture
-def nodes(loop_policy: None, job: Job) -> Nodes:
-    return Nodes(job.server, job.id)
-
-
 def run(work: Coroutine[Any, Any, None]) -> None:
     asyncio.run(asyncio.wait_for(work, LIMIT_S))
 
@@ -99,8 +75,8 @@ awaited = as_test(lambda scenario: run(scenario()))
 
 
 @awaited
-async def test_what_members_do_together(nodes: Nodes) -> None:
-    async with nodes.worlds(3, data={"gpus": 8}) as (groups, worlds):
+async def test_what_members_do_together(loop_policy: None, job: Job) -> None:
+    async with joined(job, 3, data={"gpus": 8}) as (groups, worlds):
         assert [world.rank for world in worlds] == [0, 1, 2]
         assert {world.epoch for world in worlds} == {worlds[0].epoch}
         given = [b"%d" % world.rank for world in worlds]
@@ -119,9 +95,12 @@ async def test_what_members_do_together(nodes: Nodes) -> None:
         assert listener.port == worlds[0].master.port
         listener.close()
         assert not worlds[0].over
+        assert await groups[1].fail("no more data")
+        with pytest.raises(JobClosedError, match="no more data"):
+            await anext(groups[0].worlds())
 
 
-def test_a_loop_over_worlds_ends_when_the_job_is_finished(nodes: Nodes) -> None:
+def test_a_loop_over_worlds_ends_when_the_job_is_finished(job: Job) -> None:
     async def member(group: Group, seen: list[World]) -> None:
         async for world in group.worlds():
             seen.append(world)
@@ -134,7 +113,7 @@ def test_a_loop_over_worlds_ends_when_the_job_is_finished(nodes: Nodes) -> None:
     async def work() -> None:
         seen: list[World] = []
         async with AsyncExitStack() as stack:
-            groups = [await stack.enter_async_context(await nodes.connect(2)) for _ in range(2)]
+            groups = [await stack.enter_async_context(await connect(job, 2)) for _ in range(2)]
             await asyncio.gather(*(member(group, seen) for group in groups))
             assert sorted(world.round for world in seen) == [1, 1, 2, 2]
             assert all(isinstance(world.change, Finished) for world in seen if world.round == 2)
@@ -144,8 +123,8 @@ def test_a_loop_over_worlds_ends_when_the_job_is_finished(nodes: Nodes) -> None:
 
 
 @awaited
-async def test_a_member_says_why_it_is_back(nodes: Nodes) -> None:
-    async with nodes.worlds(2) as (groups, worlds):
+async def test_a_member_says_why_it_is_back(job: Job) -> None:
+    async with joined(job, 2) as (groups, worlds):
         why = "its worker was killed by SIGSEGV"
         back = asyncio.ensure_future(groups[1].join(because=why))
         assert await worlds[0].wait_over(LIMIT_S)
@@ -155,22 +134,11 @@ async def test_a_member_says_why_it_is_back(nodes: Nodes) -> None:
 
 
 @awaited
-async def test_the_job_fails(nodes: Nodes) -> None:
-    async with nodes.worlds(2) as (groups, worlds):
-        waiting = asyncio.ensure_future(worlds[0].barrier("never", LIMIT_S))
-        assert await groups[1].fail("no more data")
-        with pytest.raises(JobClosedError, match="no more data"):
-            await waiting
-        with pytest.raises(JobClosedError):
-            await anext(groups[0].worlds())
-
-
-@awaited
-async def test_a_join_that_is_cancelled_is_taken_back_and_may_be_tried_again(nodes: Nodes) -> None:
-    async with await nodes.connect(2) as one, await nodes.connect(2) as other:
+async def test_a_join_that_is_cancelled_is_taken_back_and_may_be_tried_again(job: Job) -> None:
+    async with await connect(job, 2) as one, await connect(job, 2) as other:
         for _ in range(2):  # the second one binds a socket of its own
             joining = asyncio.ensure_future(one.join())
-            await nodes.until_there(1)
+            await until_there(job, 1)
             beside = asyncio.ensure_future(one.join())
             await asyncio.sleep(0)
             beside.cancel()
@@ -180,15 +148,17 @@ async def test_a_join_that_is_cancelled_is_taken_back_and_may_be_tried_again(nod
             joining.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await joining
-            await nodes.until_there(0)
+            await until_there(job, 0)
         worlds = await asyncio.gather(one.join(), other.join())
         assert {world.rank for world in worlds} == {0, 1}
 
 
 @awaited
-async def test_a_join_that_is_cancelled_when_it_is_done_leaves_the_world(nodes: Nodes) -> None:
+async def test_a_join_that_is_cancelled_when_it_is_done_leaves_the_world(
+    loop_policy: None, job: Job
+) -> None:
     """Nobody would work in it. The others are told at once, and the node may join again."""
-    async with await nodes.connect(2) as one, await nodes.connect(2) as other:
+    async with await connect(job, 2) as one, await connect(job, 2) as other:
         joining = asyncio.ensure_future(one.join())
         loop = asyncio.get_running_loop()
         with when_entered(one._part.node, lambda: loop.call_soon_threadsafe(joining.cancel)):
@@ -211,9 +181,9 @@ WAITS: dict[str, Callable[[World], Coroutine[Any, Any, object]]] = {
 
 @pytest.mark.parametrize("name", WAITS)
 @awaited
-async def test_what_waits_can_be_cancelled(nodes: Nodes, name: str) -> None:
+async def test_what_waits_can_be_cancelled(job: Job, name: str) -> None:
     """What others may have counted on ends this node's part in the world."""
-    async with nodes.worlds(2) as (groups, worlds):
+    async with joined(job, 2) as (groups, worlds):
         with pytest.raises(asyncio.TimeoutError):
             await asyncio.wait_for(WAITS[name](worlds[0]), 0.3)
         assert worlds[0].over is (name in ("barrier", "exchange"))
@@ -224,38 +194,9 @@ async def test_what_waits_can_be_cancelled(nodes: Nodes, name: str) -> None:
         await asyncio.gather(*(world.barrier("goes on", LIMIT_S) for world in now))
 
 
-@awaited
-async def test_a_barrier_that_was_cancelled_is_passed_by_nobody_and_ends_the_world(
-    nodes: Nodes,
-) -> None:
-    async with nodes.worlds(2) as (groups, worlds):
-        now = worlds
-        for _ in range(3):
-            waiting = asyncio.ensure_future(now[0].barrier("saved", LIMIT_S))
-            await nodes.until_there(1, "barrier/", "/given/")
-            waiting.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await waiting
-            assert now[0].over
-            with pytest.raises(BarrierBrokenError, match="was interrupted in barrier 'saved'"):
-                await now[1].barrier("saved", LIMIT_S)
-            now = await asyncio.gather(*(group.join() for group in groups))
-        await asyncio.gather(*(world.barrier("saved", LIMIT_S) for world in now))
-
-
-@awaited
-async def test_who_waits_hears_that_its_node_leaves(nodes: Nodes) -> None:
-    async with await nodes.connect(2) as group:
-        joining = asyncio.ensure_future(group.join())
-        await nodes.until_there(1)
-        await group.leave()
-        with pytest.raises(RendezvousFailedError):
-            await joining
-
-
-def test_a_connection_that_is_cancelled_leaves_no_node_behind(nodes: Nodes) -> None:
+def test_a_connection_that_is_cancelled_leaves_no_node_behind(job: Job) -> None:
     async def work() -> None:
-        connecting = asyncio.ensure_future(nodes.connect(1))
+        connecting = asyncio.ensure_future(connect(job, 1))
         await asyncio.sleep(0)
         connecting.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -269,21 +210,21 @@ def test_a_connection_that_is_cancelled_leaves_no_node_behind(nodes: Nodes) -> N
     gc.collect()  # what gRPC's thread lives for
 
 
-def test_an_event_loop_that_ends_while_a_call_waits(nodes: Nodes) -> None:
+def test_an_event_loop_that_ends_while_a_call_waits(loop_policy: None, job: Job) -> None:
     groups: list[Group] = []
 
     async def work() -> None:
-        group = await nodes.connect(2)
+        group = await connect(job, 2)
         groups.append(group)
         waiting = asyncio.ensure_future(group.join())
-        await nodes.until_there(1)
+        await until_there(job, 1)
         assert not waiting.done()  # asyncio.run cancels it
 
     run(work())
     run(groups[0].leave())
 
 
-def test_a_node_leaves_and_others_start_while_all_threads_are_busy(nodes: Nodes) -> None:
+def test_a_node_leaves_and_others_start_while_all_threads_are_busy(job: Job) -> None:
     """The event loop's own threads may wait for anything, this very node's leaving included."""
     release = threading.Event()
 
@@ -291,7 +232,7 @@ def test_a_node_leaves_and_others_start_while_all_threads_are_busy(nodes: Nodes)
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
         busy = asyncio.ensure_future(asyncio.to_thread(release.wait, LIMIT_S))
         try:
-            async with nodes.worlds(2, (1, 2)) as (groups, worlds):
+            async with joined(job, 2, (1, 2)) as (groups, worlds):
                 for _ in range(2):  # the second join binds a socket of its own
                     await asyncio.gather(*(group.join(LIMIT_S / 4) for group in groups))
                 await groups[1].leave("has to go")
@@ -305,8 +246,8 @@ def test_a_node_leaves_and_others_start_while_all_threads_are_busy(nodes: Nodes)
 
 
 @awaited
-async def test_a_node_leaves_although_its_leaving_is_cancelled(nodes: Nodes) -> None:
-    async with nodes.worlds(2, (1, 2)) as (groups, worlds):
+async def test_a_node_leaves_although_its_leaving_is_cancelled(job: Job) -> None:
+    async with joined(job, 2, (1, 2)) as (groups, worlds):
         leaving = asyncio.ensure_future(groups[1].leave("has to go"))
         await asyncio.sleep(0)
         leaving.cancel()
@@ -317,11 +258,11 @@ async def test_a_node_leaves_although_its_leaving_is_cancelled(nodes: Nodes) -> 
         assert worlds[0].change == Left({groups[1].node_id: "has to go"})
 
 
-def test_several_event_loops_one_after_the_other(nodes: Nodes) -> None:
+def test_several_event_loops_one_after_the_other(job: Job) -> None:
     groups: list[Group] = []
 
     async def first() -> None:
-        groups.append(await nodes.connect(1))
+        groups.append(await connect(job, 1))
         assert (await groups[0].join()).round == 1
 
     async def second() -> None:

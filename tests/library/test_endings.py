@@ -15,7 +15,7 @@ import pytest
 from rdzv_etcd import Failed, Finished, MovedOn, observe
 from rdzv_etcd.errors import JobClosedError, RendezvousFailedError
 from rdzv_etcd.world.group import Group
-from tests.library.nodes import LIMIT_S, Job, at_once, groups, join_all, node_settings, wait_until
+from tests.library.nodes import LIMIT_S, Job, at_once, groups, node_settings, wait_until
 from tests.support.bridge import Direction, FaultBridge
 
 LONG_S = 600
@@ -107,16 +107,6 @@ def test_what_a_group_that_has_left_says(job: Job) -> None:
         node.finish()
 
 
-def test_leaving_while_another_thread_joins_ends_the_join(job: Job) -> None:
-    node = job.group("2", lease_ttl=LONG_S)
-    with ThreadPoolExecutor(1) as pool:
-        joining = pool.submit(node.join)
-        wait_until("its arrival", lambda: job.keys(b"nodes/"))
-        node.leave()
-        with pytest.raises(RendezvousFailedError, match="left"):
-            joining.result(LIMIT_S)
-
-
 def test_leaving_while_another_thread_waits_for_a_change_ends_the_wait(job: Job) -> None:
     node = job.group(lease_ttl=LONG_S)
     world = node.join()
@@ -153,51 +143,19 @@ def test_success_asks_nobody_to_join_again(job: Job) -> None:
         assert [closure is not None and closure.succeeded for closure in closures] == [True, True]
 
 
-def test_closing_by_a_node_that_is_no_member_does_nothing(job: Job) -> None:
+def test_only_a_member_closes_a_job_but_any_node_may_fail_it_by_force(job: Job) -> None:
+    """One that knows that all is lost."""
     settings = job.settings()
     with Group(settings) as member, Group(settings) as bystander:
+        assert not bystander.fail("too early", force=True)
         world = member.join()
         assert not bystander.finish("not mine to say")
         assert not bystander.fail("not mine to say")
         assert member.closure() is None
         assert not world.wait_over(0.3)
-
-
-def test_whoever_knows_that_all_is_lost_may_fail_the_job_without_being_a_member(job: Job) -> None:
-    settings = job.settings()
-    with Group(settings) as member, Group(settings) as bystander:
-        assert not bystander.fail("too early", force=True)
-        world = member.join()
         assert bystander.fail("the disk is full", force=True)
         assert world.wait_over(LIMIT_S)
         assert world.change == Failed(bystander.node_id, "the disk is full")
-
-
-def test_a_spare_hears_that_the_job_is_done(job: Job) -> None:
-    settings = job.settings()
-    with Group(settings) as member, Group(settings) as spare, ThreadPoolExecutor(1) as pool:
-        member.join()
-        waiting = pool.submit(spare.join)
-        nodes = job.root + b"nodes/"
-        wait_until("the spare's arrival", lambda: len(job.server.keys(nodes)) == 2)
-        member.finish("done")
-        with pytest.raises(JobClosedError, match="done") as caught:
-            waiting.result(LIMIT_S)
-        assert caught.value.succeeded
-        assert not caught.value.was_member
-
-
-def test_the_same_id_works_again_after_a_close(job: Job) -> None:
-    """While the marker of the closed run still stands; the epoch goes on growing."""
-    settings = job.settings("2")
-    epochs = []
-    for reason in ("first", "second"):
-        with groups(settings, 2) as nodes:
-            worlds = join_all(nodes)
-            epochs.append(worlds[0].epoch)
-            assert nodes[0].closure() is None
-            nodes[0].fail(reason)
-    assert epochs == sorted(set(epochs))
 
 
 @pytest.mark.parametrize("direction", [Direction.BOTH, Direction.TO_CLIENT])

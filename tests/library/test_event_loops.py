@@ -81,7 +81,6 @@ EVENTLET = "import eventlet; eventlet.monkey_patch({arguments})"
         (GEVENT.format(call="patch_all(thread=False)"), "patch_all(thread=False, select=False)"),
         (GEVENT.format(call="patch_thread()"), "patch_all(thread=False, select=False)"),
         (EVENTLET.format(arguments=""), "eventlet.monkey_patch(thread=False)"),
-        (EVENTLET.format(arguments="thread=True"), "eventlet.monkey_patch(thread=False)"),
     ],
 )
 def test_where_threads_were_replaced_it_says_what_not_to_replace(

@@ -7,7 +7,6 @@ import gc
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from functools import partial
 from typing import Any
 
 import pytest
@@ -22,8 +21,6 @@ from rdzv_etcd import (
     Left,
     Missed,
     NodeLeft,
-    NodeLost,
-    NodeMissing,
     Observer,
     Role,
     Snapshot,
@@ -39,20 +36,16 @@ from rdzv_etcd.errors import (
     SettingsError,
     StateCorruptError,
 )
-from rdzv_etcd.etcd import reads
 from rdzv_etcd.settings.parse import PASSWORD_VARIABLE, USER_VARIABLE
-from rdzv_etcd.world_change import cause_of_loss
 from tests.library.nodes import (
     LIMIT_S,
     Job,
-    at_once,
     groups,
     join_all,
     node_settings,
     run_program,
     wait_until,
 )
-from tests.library.test_peer_links import watched_by
 from tests.support.leaks import LeakCheck, job_root
 from tests.support.servers import USER, USER_PASSWORD, EtcdServer
 
@@ -130,24 +123,6 @@ def test_the_job_as_its_own_nodes_are_told(job: Job) -> None:
             nodes[0].events()
 
 
-def test_a_killed_member_is_lost_and_for_how_long_it_had_been_gone_is_told(job: Job) -> None:
-    job.leaks.timeout_s = 30.0  # the lease of who was killed
-    quick: dict[str, Any] = {"lease_ttl": 10, "peer_links": True}
-    settings = job.settings("2:3", **quick)
-    with job.remote("2:3", **quick) as remote, groups(settings, 2) as nodes:
-        assert remote.node_id
-        at_once([partial(remote.call, "join"), *[node.join for node in nodes]])
-        events = nodes[0].events()
-        watched = partial(map, watched_by, nodes)
-        wait_until("it is watched", lambda: any(remote.node_id in by for by in watched()))
-        remote.process.kill()
-        told = until(events, WorldOver)
-        assert [event for event in told if isinstance(event, NodeMissing)]
-        (lost,) = [event for event in told if isinstance(event, NodeLost)]
-        assert (lost.node, cause_of_loss(lost.how)) == (remote.node_id, "process_gone")
-        assert lost.after_s is not None
-
-
 def test_a_slow_reader_is_told_how_much_it_missed_and_what_the_job_is(
     observer: Observer, job: Job
 ) -> None:
@@ -164,24 +139,6 @@ def test_a_slow_reader_is_told_how_much_it_missed_and_what_the_job_is(
         assert nodes[0].fail("enough")
         told = until(events, JobEnded)
         assert told[-1] == JobEnded(False, nodes[0].node_id, "enough")
-
-
-def test_a_large_job_is_read_page_by_page(
-    observer: Observer, job: Job, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its ranks are in slices, which are read as well."""
-    monkeypatch.setattr(reads, "_FIRST_KEYS", 2)
-    monkeypatch.setattr(reads, "PART_BYTES", 1000)
-    events = observer.events()
-    with job.worlds(5, slice_nodes=4) as (_, worlds):
-        formed = until(events, WorldFormed)[-1]
-        assert isinstance(formed, WorldFormed)
-        assert formed.members == observer.state().members == worlds[0].node_ids
-        assert [node.rank for node in observer.state().nodes] == [0, 1, 2, 3, 4]
-        with observer.events() as others:
-            snapshot = others.next(LIMIT_S)
-            assert isinstance(snapshot, Snapshot)
-            assert snapshot.state.members == worlds[0].node_ids
 
 
 @pytest.mark.every_etcd
@@ -230,15 +187,6 @@ def test_what_is_no_job_of_this_library_is_named(observer: Observer, job: Job) -
             observer.events()
     finally:
         job.server.gateway.delete_prefix(key)
-
-
-def test_an_observer_writes_nothing(job: Job) -> None:
-    before = job.server.gateway.leases()
-    with rdzv_etcd.observe(job.server.endpoint, job=job.id) as observer:
-        observer.state()
-        assert isinstance(observer.events().next(LIMIT_S), Snapshot)
-        assert job.server.gateway.keys(job.root) == {}
-        assert job.server.gateway.leases() <= before
 
 
 def test_after_its_end(job: Job) -> None:

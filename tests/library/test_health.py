@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import signal
 import sys
 import threading
 import time
 import traceback
-from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -81,56 +78,6 @@ async def _ask(job: Job, node_id: str) -> bool:
         return await request_drain(etcd, keys, SystemClock(), node_id, "its fan is loud")
     finally:
         await etcd.close()
-
-
-def test_a_join_that_waits_ends_when_its_node_is_drained(job: Job) -> None:
-    """By a signal handler of the program's own, in the thread that waits."""
-    with job.group("2", lease_ttl=LONG_S) as group:
-        before = signal.signal(signal.SIGUSR1, lambda *_: group.drain("SIGUSR1"))
-        try:
-
-            def signal_it() -> None:
-                wait_until("its arrival", job.keys)
-                os.kill(os.getpid(), signal.SIGUSR1)
-
-            arrived = threading.Thread(target=signal_it)
-            arrived.start()
-            with pytest.raises(DrainedError, match=r"has left job .*: drained: SIGUSR1"):
-                group.join()
-            arrived.join()
-        finally:
-            signal.signal(signal.SIGUSR1, before)
-    assert not job.left()
-
-
-def test_drained_on_asyncio(job: Job) -> None:
-    async def main() -> list[int]:
-        settings = job.settings("1:2", lease_ttl=LONG_S)
-        one, two = (rdzv_etcd.aio.Group(Group(settings)) for _ in range(2))
-        async with one, two:
-            sizes: list[int] = []
-            await asyncio.wait_for(asyncio.gather(leaves(one, sizes), continues(two)), LIMIT_S)
-            return sizes
-
-    async def leaves(group: rdzv_etcd.aio.Group, sizes: list[int]) -> None:
-        async for world in group.worlds():
-            sizes.append(world.size)
-            group.drain()
-            await asyncio.to_thread(wait_until, "it may stop", partial(_may_stop, world))
-            world.alive()
-
-    async def continues(group: rdzv_etcd.aio.Group) -> None:
-        worlds: AsyncIterator[rdzv_etcd.aio.World] = group.worlds()
-        async for world in worlds:
-            if world.size == 1:
-                await group.finish()
-            await world.wait_over()
-
-    assert asyncio.run(main()) == [2]
-
-
-def _may_stop(world: rdzv_etcd.aio.World) -> bool:
-    return world.should_yield
 
 
 # --- the watchdog ---------------------------------------------------------------------------------
@@ -229,17 +176,6 @@ def test_a_gate_is_asked_before_each_arrival_and_gets_to_know_why(job: Job) -> N
         assert [world.size for world in joining] == [2, 2]
     assert [arrival.round for arrival in asked] == [1, 2, 3]
     assert all(arrival.node_id == group.node_id for arrival in asked)
-
-
-def test_a_gate_that_takes_too_long_keeps_the_node_out(job: Job) -> None:
-    command = f"{sys.executable} -c 'import time; print(1, flush=True); time.sleep(600)'"
-    settings = job.settings(gate_command=command, gate_timeout=1.0)
-    with Group(settings) as group:
-        with pytest.raises(GateError, match="was not done within 1 s") as raised:
-            group.join()
-        assert raised.value.exit_code is None
-    (left,) = job.left()
-    assert "ctl/stranger" in left  # why it could not join
 
 
 def test_a_signal_is_handled_while_a_gate_is_asked(job: Job) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -85,54 +85,52 @@ def test_a_join_that_was_interrupted_may_be_made_again(job: Job) -> None:
     assert line > 20
 
 
-class SlowToLeave:
-    """A node that leaves only when it is let go, and what is known of that."""
-
-    def __init__(self, group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.begun = threading.Event()
-        self.go = threading.Event()
-        self.left = threading.Event()
-        group.when_left(self.left.set)
-        leave = group._part.node.leave
-
-        async def leave_slowly(reason: str) -> None:
-            self.begun.set()
-            while not self.go.is_set():  # noqa: ASYNC110 - it is another thread's event
-                await asyncio.sleep(0.01)
-            await leave(reason)
-
-        monkeypatch.setattr(group._part.node, "leave", leave_slowly)
+Twice = Callable[[Group, Callable[[], None]], None]
 
 
-def test_leaving_again_waits_for_the_leaving_that_is_under_way(
-    job: Job, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    group = job.group()
-    slow = SlowToLeave(group, monkeypatch)
+def blocking_twice(group: Group, begun: Callable[[], None]) -> None:
+    """Leave while another thread does; what ``begun`` does comes between the two calls."""
     first = threading.Thread(target=group.leave)
     first.start()
-    assert slow.begun.wait(LIMIT_S)
-    threading.Timer(0.2, slow.go.set).start()
-    group.leave()
-    assert slow.left.is_set()
+    begun()
     group.leave()
     first.join(LIMIT_S)
 
 
-def test_leaving_again_on_asyncio_waits_for_the_leaving_that_is_under_way(
-    job: Job, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    group = job.group()
-    slow = SlowToLeave(group, monkeypatch)
+def awaited_twice(group: Group, begun: Callable[[], None]) -> None:
+    """The same on asyncio, where another task does."""
 
     async def leave() -> None:
-        node = aio.Group(group)
-        first = asyncio.ensure_future(node.leave())
+        first = asyncio.ensure_future(aio.Group(group).leave())
         await asyncio.sleep(0)
-        asyncio.get_running_loop().call_later(0.2, slow.go.set)
-        await node.leave()
-        assert slow.left.is_set()
-        await node.leave()
+        begun()
+        await aio.Group(group).leave()
         await first
 
     asyncio.run(asyncio.wait_for(leave(), LIMIT_S))
+
+
+@pytest.mark.parametrize("face", [blocking_twice, awaited_twice])
+def test_leaving_again_waits_for_the_leaving_that_is_under_way(
+    job: Job, monkeypatch: pytest.MonkeyPatch, face: Twice
+) -> None:
+    group = job.group()
+    begun, go, left = (threading.Event() for _ in range(3))
+    group.when_left(left.set)
+    leave = group._part.node.leave
+
+    async def leave_slowly(reason: str) -> None:
+        begun.set()
+        while not go.is_set():  # noqa: ASYNC110 - it is another thread's event
+            await asyncio.sleep(0.01)
+        await leave(reason)
+
+    monkeypatch.setattr(group._part.node, "leave", leave_slowly)
+
+    def let_go() -> None:
+        assert begun.wait(LIMIT_S)
+        threading.Timer(0.2, go.set).start()
+
+    face(group, let_go)
+    assert left.is_set()
+    group.leave()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import json
 import re
 import sys
 import threading
@@ -24,12 +23,10 @@ from rdzv_etcd.world.group import Group
 from rdzv_etcd.world.observer import Observer
 from rdzv_etcd.world.world import World
 from tests.library.nodes import (
-    ALONE,
     LIMIT_S,
     Job,
     join_all,
     node_settings,
-    run_program,
     wait_until,
 )
 from tests.support.leaks import LeakCheck
@@ -73,23 +70,6 @@ def test_a_group_that_is_dropped_after_an_error_leaves(
     fail()
     gc.collect()
     wait_for_leaving(job)
-
-
-def test_a_dropped_group_leaves_the_others_of_its_process_alone(job: Job) -> None:
-    settings = job.settings("1:2", lease_ttl=LONG_S, **ALONE)
-    with Group(settings) as staying:
-        world = staying.join()
-        dropped = Group(settings)
-        with ThreadPoolExecutor(1) as pool:
-            joining = pool.submit(dropped.join)
-            assert world.wait_over(LIMIT_S)
-            world = staying.join()
-            assert world.size == 2
-            joining.result(LIMIT_S)
-        del joining, dropped
-        gc.collect()
-        assert world.wait_over(LIMIT_S)
-        assert staying.join().size == 1
 
 
 def test_whoever_holds_the_world_takes_part(job: Job) -> None:
@@ -157,17 +137,6 @@ def test_what_blocks_is_refused_on_the_loops_own_thread(
         with pytest.raises(MisuseError, match="on the library's own thread"):
             loop_thread.run(block())
         assert not world.over
-
-
-def test_what_was_dropped_just_before_the_process_ends_is_left_when_it_is_gone(job: Job) -> None:
-    program = """
-    import json, sys
-    from rdzv_etcd.world.group import Group
-    from rdzv_etcd.settings.parse import settings_from_config
-    Group(settings_from_config(environ={}, **json.loads(sys.argv[1]))).join()
-    """
-    assert run_program(program, json.dumps(job.options(lease_ttl=LONG_S))) == ""
-    assert not job.left(leases=True)
 
 
 def test_a_second_node_in_the_place_of_one_left_over_warns_and_tells_the_way_out(

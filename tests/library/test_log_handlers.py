@@ -19,43 +19,36 @@ from tests.library.nodes import LIMIT_S, Job, RemoteNode, at_once, groups, wait_
 LOG = logging.getLogger("rdzv_etcd")
 
 
-class Filter(logging.Filter):
-    """Does something with each of the library's own lines."""
+class EachLine(logging.Handler):
+    """Does something with each line of the library's thread; also a filter."""
 
     def __init__(self, act: Callable[[logging.LogRecord], None]) -> None:
         super().__init__()
         self._act = act
 
-    def filter(self, record: logging.LogRecord) -> bool:
+    def emit(self, record: logging.LogRecord) -> None:
         if threading.current_thread().name == THREAD_NAME:
             self._act(record)
+
+    def as_filter(self, record: logging.LogRecord) -> bool:
+        self.emit(record)
         return True
-
-
-class Handler(logging.Handler):
-    def __init__(self, like: Filter) -> None:
-        super().__init__()
-        self._like = like
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self._like.filter(record)
 
 
 @contextmanager
 def each_line(where: str, act: Callable[[logging.LogRecord], None]) -> Iterator[None]:
     """Have ``act`` called with each line of the library's thread, by a handler or a filter."""
-    a_filter, level = Filter(act), LOG.level
-    handler = Handler(a_filter)
+    lines, level = EachLine(act), LOG.level
     LOG.setLevel(logging.INFO)
     if where == "handler":
-        LOG.addHandler(handler)
+        LOG.addHandler(lines)
     else:
-        LOG.addFilter(a_filter)
+        LOG.addFilter(lines.as_filter)
     try:
         yield
     finally:
-        LOG.removeHandler(handler)
-        LOG.removeFilter(a_filter)
+        LOG.removeHandler(lines)
+        LOG.removeFilter(lines.as_filter)
         LOG.setLevel(level)
 
 

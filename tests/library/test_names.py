@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from rdzv_etcd.settings import hosts
 from tests.library.nodes import LIMIT_S, Job
-from tests.support.leaks import LeakCheck
 from tests.support.processes import free_port
 
 NAME = "node-0.late.example"
@@ -64,6 +64,21 @@ class Resolver:
         )
 
 
+def said(node: subprocess.Popen[str]) -> str:
+    assert node.stderr
+    return node.stderr.readline()
+
+
+def joins(
+    node: subprocess.Popen[str], address: str, then: Callable[[], None] = lambda: None
+) -> None:
+    """See that it joins, and let it go on after ``then``."""
+    assert node.stdout
+    assert node.stdout.readline() == f"joined {address}\n"
+    then()
+    print(file=node.stdin, flush=True)
+
+
 @pytest.fixture
 def resolver(tmp_path: Path) -> Resolver:
     return Resolver(tmp_path)
@@ -72,17 +87,10 @@ def resolver(tmp_path: Path) -> Resolver:
 def test_a_node_waits_for_its_own_name_and_keeps_it(job: Job, resolver: Resolver) -> None:
     """A pod that is not ready is not in DNS: its later rounds do not depend on that."""
     with resolver.run(job.server.endpoint, job.id, NAME, "600") as node:
-        assert node.stdin
-        assert node.stdout
-        assert node.stderr
-        said = node.stderr.readline()
-        assert f"until this host can resolve its own name, local_addr {NAME}: " in said
+        assert f"until this host can resolve its own name, local_addr {NAME}: " in said(node)
         resolver.add(NAME)
-        assert node.stdout.readline() == f"joined {NAME}\n"
-        resolver.forget()
-        print(file=node.stdin, flush=True)
-        assert node.stdout.readline() == f"joined {NAME}\n"
-        print(file=node.stdin, flush=True)
+        joins(node, NAME, resolver.forget)
+        joins(node, NAME)
         assert node.wait(LIMIT_S) == 0
 
 
@@ -94,21 +102,6 @@ def test_a_name_that_never_comes_ends_the_wait(job: Job, resolver: Resolver) -> 
     assert f"local_addr is '{NAME}', which this host cannot resolve within {limit_s:g} s" in errors
 
 
-def test_a_node_waits_for_the_name_of_its_endpoint(job: Job, resolver: Resolver) -> None:
-    endpoint = f"also-late.example:1,{NAME}:{job.server.port}"
-    with resolver.run(endpoint, job.id, "127.0.0.1", "600") as node:
-        assert node.stdin
-        assert node.stdout
-        assert node.stderr
-        said = node.stderr.readline()
-        assert f"resolve a name in --rdzv-endpoint, also-late.example, {NAME}: " in said
-        resolver.add(NAME)
-        for _ in range(2):
-            assert node.stdout.readline() == "joined 127.0.0.1\n"
-            print(file=node.stdin, flush=True)
-        assert node.wait(LIMIT_S) == 0
-
-
 @pytest.mark.parametrize("name", ["no..name", "10.0.0.256"])
 def test_what_can_be_no_name_is_not_waited_for(job: Job, resolver: Resolver, name: str) -> None:
     with resolver.run(job.server.endpoint, job.id, name, "600") as node:
@@ -117,18 +110,22 @@ def test_what_can_be_no_name_is_not_waited_for(job: Job, resolver: Resolver, nam
     assert "waiting" not in errors
 
 
-def test_a_node_whose_name_is_the_endpoint_starts_etcd_once_it_has_the_name(
-    leak_check: LeakCheck, job_id: str, resolver: Resolver
+@pytest.mark.parametrize("embed", [False, True], ids=["", "it starts etcd itself"])
+def test_a_node_waits_for_the_name_of_its_endpoint(
+    job: Job, resolver: Resolver, embed: bool
 ) -> None:
-    """The first pod of a StatefulSet, with ``embed=1``."""
-    endpoint = f"{NAME}:{free_port()}"
-    with resolver.run(endpoint, job_id, NAME, "600", "embed") as node:
-        assert node.stdin
-        assert node.stdout
-        assert node.stderr
-        assert f"{NAME} cannot be resolved on this machine" in node.stderr.readline()
+    """Like the first pod of a StatefulSet, with ``embed=1``."""
+    given: tuple[str, ...]
+    if embed:
+        given, address = (f"{NAME}:{free_port()}", job.id, NAME, "600", "embed"), NAME
+        words = f"{NAME} cannot be resolved on this machine"
+    else:
+        endpoint, address = f"also-late.example:1,{NAME}:{job.server.port}", "127.0.0.1"
+        given = (endpoint, job.id, address, "600")
+        words = f"resolve a name in --rdzv-endpoint, also-late.example, {NAME}: "
+    with resolver.run(*given) as node:
+        assert words in said(node)
         resolver.add(NAME)
         for _ in range(2):
-            assert node.stdout.readline() == f"joined {NAME}\n"
-            print(file=node.stdin, flush=True)
+            joins(node, address)
         assert node.wait(LIMIT_S) == 0

@@ -4,31 +4,51 @@ from __future__ import annotations
 
 import signal
 import socket
+import threading
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
 
 import pytest
 
 from rdzv_etcd import Left, Lost, Waiting, World
-from rdzv_etcd.errors import JobSettingsMismatchError, JoinTimeoutError
+from rdzv_etcd.errors import JobSettingsMismatchError, JoinTimeoutError, MisuseError
 from rdzv_etcd.world.group import Group
-from tests.library.nodes import ALONE, LIMIT_S, Job, RemoteError, RemoteNode, at_once, join_all
+from tests.library.nodes import (
+    ALONE,
+    LIMIT_S,
+    Job,
+    RemoteError,
+    at_once,
+    join_all,
+    wait_until,
+    when_entered,
+)
+from tests.support.signals import handling
 
 
-def test_three_nodes_form_round_after_round(job: Job) -> None:
-    """All agree on the world; ranks stay; the epoch grows."""
-    with job.groups(3) as nodes:
-        first = join_all(nodes)
-        second = join_all(nodes)
-        assert [world.rank for world in second] == [world.rank for world in first]
-        for number, worlds in enumerate((first, second), start=1):
-            assert sorted(world.rank for world in worlds) == [0, 1, 2]
+@pytest.mark.parametrize(
+    ("count", "sizes"), [(3, {}), (7, {"slice_nodes": 2})], ids=["", "ranks in slices"]
+)
+def test_nodes_form_round_after_round(job: Job, count: int, sizes: dict[str, Any]) -> None:
+    """All agree on the world; ranks stay; the epoch grows; and so it is without one of them."""
+    with job.groups(count, f"2:{count}", **sizes) as nodes:
+        rounds = [join_all(nodes), join_all(nodes)]
+        for number, worlds in enumerate(rounds, start=1):
+            assert sorted(world.rank for world in worlds) == list(range(count))
             assert {world.round for world in worlds} == {number}
-            assert {world.size for world in worlds} == {3}
+            assert {world.size for world in worlds} == {count}
             assert len({(w.master, w.epoch, w.node_ids) for w in worlds}) == 1
             for node, world in zip(nodes, worlds, strict=True):
                 assert world.node_ids[world.rank] == node.node_id
+        first, second = rounds
+        assert [world.rank for world in second] == [world.rank for world in first]
         assert second[0].epoch > first[0].epoch
-        assert [node.waiting_count() for node in nodes] == [0, 0, 0]
+        assert [node.waiting_count() for node in nodes] == [0] * count
+        nodes[-1].leave()
+        assert all(world.wait_over(LIMIT_S) for world in second[:-1])
+        third = join_all(nodes[:-1])
+        assert sorted(world.rank for world in third) == list(range(count - 1))
 
 
 def test_only_rank_0_has_the_masters_listening_socket(job: Job) -> None:
@@ -42,19 +62,6 @@ def test_only_rank_0_has_the_masters_listening_socket(job: Job) -> None:
         assert listeners[0].port == master.port
         assert [world.take_listener() for world in worlds] == [None, None]
         listeners[0].close()
-
-
-def test_processes_and_threads_form_one_round(job: Job) -> None:
-    options = job.options("4")
-    with RemoteNode(options) as one, RemoteNode(options) as two, job.groups(2, "4") as here:
-        worlds = at_once(
-            [
-                *(lambda remote=remote: remote.call("join")["rank"] for remote in (one, two)),
-                *(lambda node=node: node.join().rank for node in here),
-            ]
-        )
-        assert sorted(worlds) == [0, 1, 2, 3]
-        at_once([one.finish, two.finish, *(node.leave for node in here)])
 
 
 def test_a_newcomer_is_noticed_and_taken_in(job: Job) -> None:
@@ -81,6 +88,7 @@ def test_a_spare_waits_without_disturbing_and_takes_over(job: Job) -> None:
         joining = pool.submit(spare.join, 1.0)
         assert not first.wait_over(2.0)
         assert not joining.done()
+        assert [member.waiting_count() for member in members] == [0, 0]
         members[1].leave()
         assert first.wait_over(LIMIT_S)
         assert members[0].join().size == 2
@@ -102,9 +110,8 @@ def test_a_process_that_is_killed_is_noticed_when_its_lease_ends(
     job: Job, how: signal.Signals
 ) -> None:
     """SIGTERM too: without a handler Python ends at once, and runs no exit functions."""
-    options = job.options("1:2")
-    settings = job.settings("1:2")
-    with RemoteNode(options) as victim, Group(settings) as survivor:
+    without = {"peer_links": False}
+    with job.remote("1:2", **without) as victim, job.group("1:2", **without) as survivor:
         assert victim.node_id
         size, world = at_once([lambda: victim.call("join")["size"], survivor.join])
         assert size == world.size == 2
@@ -118,8 +125,7 @@ def test_a_process_that_is_killed_is_noticed_when_its_lease_ends(
 
 def test_a_node_that_the_others_went_on_without_re_joins(job: Job) -> None:
     """Paused beyond its lease, it finds out as soon as it wakes."""
-    options = job.options("1:2")
-    with RemoteNode(options) as paused, job.group("1:2") as other:
+    with job.remote("1:2") as paused, job.group("1:2") as other:
         assert paused.node_id
         _, world = at_once([lambda: paused.call("join"), other.join])
         paused.process.send_signal(signal.SIGSTOP)
@@ -149,14 +155,6 @@ def test_a_join_gives_up_and_names_who_arrived(job: Job) -> None:
             node.join(0.5)
 
 
-def test_a_node_that_gave_up_is_not_counted_on(job: Job) -> None:
-    with job.groups(3, "2", lease_ttl=600) as nodes:
-        with pytest.raises(JoinTimeoutError):
-            nodes[0].join(0.2)
-        assert {world.size for world in join_all(nodes[1:])} == {2}
-        assert nodes[0].waiting_count() == 0
-
-
 def test_other_settings_are_refused_with_both_values(job: Job) -> None:
     settings = job.settings("1:2", **ALONE)
     with Group(settings) as node, job.remote("2:4") as stranger:
@@ -169,10 +167,52 @@ def test_other_settings_are_refused_with_both_values(job: Job) -> None:
         stranger.finish()
 
 
-def test_a_rank_key_orders_the_ranks(job: Job) -> None:
-    names = ["node10", "node2", "node1"]
-    nodes = [job.group("3", rank_key=name) for name in names]
-    try:
-        assert [world.rank for world in join_all(nodes)] == [2, 1, 0]
-    finally:
-        at_once([node.leave for node in nodes])
+def test_a_second_join_meanwhile_is_refused_and_harms_nothing(job: Job) -> None:
+    with job.groups(2) as (one, other), ThreadPoolExecutor(1) as pool:
+        first = pool.submit(one.join)
+        place = job.root + b"nodes/" + one.node_id.encode()
+        wait_until("it has arrived", lambda: job.server.keys(place))
+        for _ in range(2):
+            with pytest.raises(MisuseError, match=f"joining job '{job.id}' already"):
+                one.join()
+        assert other.join().size == 2
+        assert first.result(LIMIT_S).round == 1
+        assert (one.waiting_count(), other.waiting_count()) == (0, 0)
+
+
+def test_a_join_that_was_called_wrongly_lets_no_other_begin(job: Job) -> None:
+    with job.groups(2) as (one, other), ThreadPoolExecutor(1) as pool:
+        first = pool.submit(one.join)
+        place = job.root + b"nodes/" + one.node_id.encode()
+        wait_until("it has arrived", lambda: job.server.keys(place))
+        with pytest.raises(TypeError):
+            one.join(until="tomorrow")  # type: ignore[call-arg]
+        with pytest.raises(MisuseError, match=f"joining job '{job.id}' already"):
+            one.join(1.0)
+        assert other.join().size == 2
+        assert first.result(LIMIT_S).round == 1
+
+
+def test_a_join_that_is_interrupted_when_it_is_done_leaves_the_world(job: Job) -> None:
+    """Nobody would work in it. The others are told at once, and the node may join again."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    main = threading.get_ident()
+    with (
+        job.groups(2) as (one, other),
+        ThreadPoolExecutor(1) as pool,
+        handling(signal.SIGUSR1, interrupt),
+    ):
+        joining = pool.submit(other.join)
+        with (
+            when_entered(one._part.node, lambda: signal.pthread_kill(main, signal.SIGUSR1)),
+            pytest.raises(KeyboardInterrupt),
+        ):
+            one.join()
+        world = joining.result(LIMIT_S)
+        assert world.wait_over(LIMIT_S)
+        assert world.change == Left({one.node_id: "was interrupted in its join: KeyboardInterrupt"})
+        worlds = join_all([one, other])
+        at_once([partial(world.barrier, "all", LIMIT_S) for world in worlds])

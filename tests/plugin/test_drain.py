@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
@@ -48,6 +49,19 @@ def test_a_signal_has_the_node_leave_before_its_workers_stop(
         assert "workers were stopped before they had finished" in caplog.text
         leave(two)
         assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
+
+
+def test_a_signal_ends_the_wait_for_a_round(job: PluginJob) -> None:
+    def signal_it() -> None:
+        wait_until("its arrival", lambda: job.keys(b"nodes/"))
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+    with job.handlers(1, "2", lease_ttl=LONG_S) as (one,), ThreadPoolExecutor(1) as pool:
+        signalling = pool.submit(signal_it)
+        with pytest.raises(RendezvousGracefulExitError, match="drained: SIGUSR1"):
+            one.next_rendezvous()
+        signalling.result()
+        assert not job.keys(b"nodes/")
 
 
 def _missing_result() -> None:

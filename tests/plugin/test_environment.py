@@ -82,17 +82,6 @@ def test_an_epoch_is_for_the_workers_and_not_for_the_next_job_of_the_process(
     assert os.environ["RDZV_ETCD_EPOCH"] == "7"
 
 
-def test_no_epoch_is_left_in_the_environment_where_none_was(
-    job: PluginJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("RDZV_ETCD_EPOCH", raising=False)
-    handler = job.handler()
-    handler.next_rendezvous()
-    assert int(os.environ["RDZV_ETCD_EPOCH"]) > 0
-    assert handler.shutdown()
-    assert "RDZV_ETCD_EPOCH" not in os.environ
-
-
 def test_two_launches_in_one_process_start_their_workers_with_what_is_theirs(
     job: PluginJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,89 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
-import os
-import signal
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousParameters
 
 from rdzv_etcd.torch_plugin.handler import create_handler
-from tests.library.nodes import LIMIT_S, RemoteNode
 from tests.plugin.handlers import PluginJob, leave, parameters, run_program
 from tests.support.processes import free_port
-
-_AGENT = """
-import sys, time
-from torch.distributed.elastic.rendezvous import RendezvousParameters
-from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
-endpoint, job_id = sys.argv[1:]
-handler = get_rendezvous_handler(
-    RendezvousParameters("etcd3", endpoint, job_id, 1, 2, "127.0.0.1", last_call_timeout="0.2",
-                         lease_ttl="3", settle="0.1", closed_ttl="1", connect_timeout="1"))
-print("size", handler.next_rendezvous().world_size, flush=True)
-for line in sys.stdin:
-    while not handler.num_nodes_waiting():
-        time.sleep(0.05)  # as torch's agent does
-    print("size", handler.next_rendezvous().world_size, flush=True)
-handler.shutdown()
-"""
-
-
-@pytest.mark.slow
-def test_an_agents_lines(job: PluginJob) -> None:
-    """A round, a newcomer, a loss, the end: each is told, in one line, by our logger only."""
-    with subprocess.Popen(
-        [sys.executable, "-c", _AGENT, job.server.endpoint, job.id],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "LOGLEVEL": "INFO"},
-    ) as agent:
-        assert agent.stdin is not None
-        assert agent.stdout is not None
-        assert agent.stdout.readline() == "size 1\n"
-        with job.remote("1:2") as newcomer:
-            assert newcomer.node_id
-            _send(newcomer, "join")
-            # The agent is told; it re-joins when its newcomer is there.
-            _rejoin(agent)
-            assert agent.stdout.readline() == "size 2\n"
-            assert newcomer._answer()["size"] == 2
-            newcomer.process.send_signal(signal.SIGKILL)
-            newcomer.process.wait(LIMIT_S)
-            _rejoin(agent)
-            assert agent.stdout.readline() == "size 1\n"
-        _, errors = agent.communicate(timeout=LIMIT_S)
-    lines = errors.splitlines()
-    for words in (
-        "arrived for round 1",
-        "round 1 formed in",
-        "round 1 is over: ",
-        "round 2 formed in",
-        "lost",
-        "round 3 formed in",
-        "closed the job: the workers have finished",
-    ):
-        assert any(words in line and job.id in line for line in lines), (words, errors)
-    assert "grpc" not in errors.lower()
-    assert "Traceback" not in errors
-    assert len(lines) < 40, errors
-
-
-def _send(node: RemoteNode, command: str) -> None:
-    assert node.process.stdin is not None
-    node.process.stdin.write(f'["{command}"]\n')
-    node.process.stdin.flush()
-
-
-def _rejoin(agent: subprocess.Popen[str]) -> None:
-    assert agent.stdin is not None
-    agent.stdin.write("again\n")
-    agent.stdin.flush()
 
 
 def test_the_default_id_gets_a_warning(job: PluginJob, caplog: pytest.LogCaptureFixture) -> None:
@@ -146,6 +71,7 @@ def test_lines_are_shown_as_the_option_says(job: PluginJob, log: str) -> None:
     ]
     assert told == ([1, 1, 1] if log == "info" else [0, 0, 1]), "only a change is a warning"
     assert any(": node rank 0 of 2 (was 0 of 1; " in line and " joined)" in line for line in lines)
+    assert all(job.id in line for line in lines), done.stderr
 
 
 @pytest.mark.parametrize(("conf", "words"), [({"lease_ttl": "x"}, "lease_ttl"), ({}, "refused")])

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
@@ -13,23 +11,13 @@ from torch.distributed.elastic.rendezvous import RendezvousInfo
 
 from rdzv_etcd.settings.parse import EPOCH_VARIABLE
 from tests.library.nodes import LIMIT_S, RemoteNode, at_once
-from tests.plugin.handlers import PluginJob, join_all, run_program
-
-_CLIENT = """
-import sys
-from datetime import timedelta
-from torch._C._distributed_c10d import TCPStore
-store = TCPStore(sys.argv[1], int(sys.argv[2]), is_master=False, timeout=timedelta(seconds=60))
-print(store.add("visits", 1), store.num_keys())
-"""
+from tests.plugin.handlers import PluginJob, join_all
 
 
 def _visit(info: RendezvousInfo) -> tuple[int, int]:
-    """Use the round's TCPStore from another process, as a worker does, without a prefix."""
-    address, port = _master(info)
-    done = run_program(_CLIENT, address, str(port))
-    visits, keys = done.stdout.split()
-    return int(visits), int(keys)
+    """Use the round's TCPStore as a worker does."""
+    store = TCPStore(*_master(info), is_master=False)
+    return store.add("visits", 1), store.num_keys()
 
 
 def _master(info: RendezvousInfo) -> tuple[str, int]:
@@ -38,28 +26,27 @@ def _master(info: RendezvousInfo) -> tuple[str, int]:
     return where.master_addr, where.master_port
 
 
-def test_three_handlers_agree(job: PluginJob) -> None:
+def test_three_handlers_agree_and_every_round_has_fresh_stores(job: PluginJob) -> None:
+    """The agents' store, which all share, and the workers', without a prefix; and a higher epoch,
+    which workers get."""
+    epochs = []
     with job.handlers(3) as made:
-        infos = join_all(made)
-        assert sorted(info.rank for info in infos) == [0, 1, 2]
-        assert {info.world_size for info in infos} == {3}
-        masters = {_master(info) for info in infos}
-        assert len(masters) == 1
-        assert masters.pop()[0] == "127.0.0.1"
-        assert [handler.num_nodes_waiting() for handler in made] == [0, 0, 0]
-        assert not any(handler.is_closed() for handler in made)
-
-
-@pytest.mark.slow
-def test_workers_in_other_processes_get_a_fresh_tcp_store_in_every_round(job: PluginJob) -> None:
-    with job.handlers(2) as made:
-        seen = []
         for _ in range(2):
-            info = join_all(made)[0]
-            seen.append(_visit(info))
-        assert _visit(info) == (seen[1][0] + 1, seen[1][1])
-        assert seen[0][0] == seen[1][0] == 1
-        assert seen[0] == seen[1]
+            infos = join_all(made)
+            epochs.append(int(os.environ[EPOCH_VARIABLE]))
+            assert sorted(info.rank for info in infos) == [0, 1, 2]
+            assert {info.world_size for info in infos} == {3}
+            ((address, _),) = {_master(info) for info in infos}
+            assert address == "127.0.0.1"
+            assert [_visit(info) for info in infos] == [(1, 1), (2, 1), (3, 1)]
+            one, two, _ = (info.store for info in infos)
+            assert not one.check(["greeting"])
+            one.set("greeting", "hello")
+            two.set_timeout(timedelta(seconds=LIMIT_S))
+            assert two.get("greeting") == b"hello"
+            assert [handler.num_nodes_waiting() for handler in made] == [0, 0, 0]
+            assert not any(handler.is_closed() for handler in made)
+    assert epochs[0] < epochs[1]
 
 
 @pytest.mark.parametrize(("wish", "shared"), [("1", False), ("0", True), (None, True)])
@@ -89,36 +76,3 @@ def test_a_rank_0_elsewhere_serves_nothing_here(job: PluginJob) -> None:
         assert (world["rank"], info.rank) == (0, 1)
         assert info.bootstrap_store_info.master_port == world["master_port"]
         remote.finish()
-
-
-def test_the_agents_store_is_shared_and_fresh_in_every_round(job: PluginJob) -> None:
-    with job.handlers(2) as made:
-        for _ in range(2):
-            one, two = join_all(made)
-            assert not one.store.check(["greeting"])
-            one.store.set("greeting", "hello")
-            two.store.set_timeout(timedelta(seconds=LIMIT_S))
-            assert two.store.get("greeting") == b"hello"
-
-
-def test_rounds_may_be_joined_from_any_thread(job: PluginJob) -> None:
-    """Made in one thread, joined in another, watched from a third. Workers get the epoch."""
-    stop = threading.Event()
-    seen: set[int] = set()
-    epochs = []
-
-    def watch() -> None:
-        while not stop.wait(0.01):
-            seen.add(made[0].num_nodes_waiting())
-
-    with job.handlers(2) as made, ThreadPoolExecutor(1) as pool:
-        watching = pool.submit(watch)
-        try:
-            for _ in range(3):
-                join_all(made)
-                epochs.append(int(os.environ[EPOCH_VARIABLE]))
-        finally:
-            stop.set()
-        watching.result(LIMIT_S)
-    assert all(count >= 0 for count in seen)
-    assert epochs == sorted(set(epochs))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -18,9 +17,7 @@ from torch.distributed.elastic.rendezvous import (
 
 from rdzv_etcd.torch_plugin.handler import EtcdRendezvousHandler
 from tests.library.nodes import LIMIT_S, at_once, wait_until
-from tests.plugin.handlers import PluginJob, handlers, join_all, leave
-from tests.support.leaks import LeakCheck
-from tests.support.servers import EtcdServer
+from tests.plugin.handlers import PluginJob, join_all, leave
 
 
 def shut_down_after(handler: EtcdRendezvousHandler, error: BaseException | None) -> bool:
@@ -193,14 +190,3 @@ def test_a_node_started_after_the_end_ends_as_it_was_told_to(
         pytest.raises(error, match="the workers have finished"),
     ):
         late.next_rendezvous()
-
-
-def test_the_marker_vanishes_after_closed_ttl(
-    leak_check: LeakCheck, fresh_etcd: Callable[..., EtcdServer], job_id: str
-) -> None:
-    """And then etcd holds nothing at all."""
-    server = fresh_etcd()
-    with handlers(server, job_id, "1", 1, closed_ttl=2, ended_ttl=2) as (handler,):
-        handler.next_rendezvous()
-        assert shut_down_after(handler, None)
-    wait_until("an empty etcd", lambda: not server.keys() and not server.leases())

@@ -5,14 +5,21 @@ What becomes of the process and its node: ``tests/torchrun/test_signals.py``, ``
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from types import FrameType
 
 import pytest
-from torch.distributed.elastic.rendezvous import RendezvousConnectionError
+from torch.distributed.elastic.rendezvous import (
+    RendezvousConnectionError,
+    RendezvousGracefulExitError,
+)
 
+from rdzv_etcd import Group
 from rdzv_etcd.process import has_default_action
+from rdzv_etcd.settings import Settings
+from rdzv_etcd.torch_plugin import handler
 from rdzv_etcd.torch_plugin.handler import create_handler
 from tests.library.nodes import at_once
 from tests.plugin.handlers import PluginJob, handlers, leave, parameters, run_program
@@ -54,7 +61,7 @@ def test_only_the_main_thread_can_handle_them(job: PluginJob) -> None:
     at_once([take_part])
 
 
-@pytest.mark.parametrize("number", HANDLED, ids=lambda number: number.name)
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM], ids=lambda number: number.name)
 def test_who_handles_or_ignores_one_before_or_afterwards_keeps_it(
     job: PluginJob, number: signal.Signals
 ) -> None:
@@ -96,8 +103,9 @@ print("goes on")
 """
 
 
-@pytest.mark.parametrize("when", ["before", "while"])
-@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM], ids=lambda number: number.name)
+@pytest.mark.parametrize(
+    ("number", "when"), [(signal.SIGUSR1, "before"), (signal.SIGTERM, "while")]
+)
 def test_so_does_a_handler_in_c(job: PluginJob, number: signal.Signals, when: str) -> None:
     """Python knows nothing of it: ``signal.getsignal`` says that nobody handles the signal."""
     done = run_program(_C_HANDLER, job.server.endpoint, job.id, number.name, when)
@@ -105,28 +113,17 @@ def test_so_does_a_handler_in_c(job: PluginJob, number: signal.Signals, when: st
     assert done.stderr.count("most recent call first") >= 2  # the stacks, both times
 
 
-_DRAINED_EARLY = """
-import os, signal, sys, threading
-from torch.distributed.elastic.rendezvous import RendezvousGracefulExitError
-from tests.plugin.handlers import leave, parameters
-from rdzv_etcd.torch_plugin import handler, signals
+def test_a_node_that_is_drained_before_it_is_there_leaves_when_it_is(
+    job: PluginJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect = handler._open_group
 
-connect = handler._open_group
+    def while_it_connects(settings: Settings) -> Group:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        return connect(settings)
 
-def while_it_connects(settings):
-    os.kill(os.getpid(), signal.SIGUSR1)
-    return connect(settings)
-
-handler._open_group = while_it_connects
-one = handler.create_handler(parameters(sys.argv[1], sys.argv[2], "2"))
-try:
-    one.next_rendezvous()
-except RendezvousGracefulExitError as error:
-    print(error)
-"""
-
-
-def test_a_node_that_is_drained_before_it_is_there_leaves_when_it_is(job: PluginJob) -> None:
-    done = run_program(_DRAINED_EARLY, job.server.endpoint, job.id)
-    assert "drained: SIGUSR1" in done.stdout, done.stderr
-    assert not job.keys(b"nodes/")
+    monkeypatch.setattr(handler, "_open_group", while_it_connects)
+    with job.handlers(1, "2") as (one,):
+        with pytest.raises(RendezvousGracefulExitError, match="drained: SIGUSR1"):
+            one.next_rendezvous()
+        assert not job.keys(b"nodes/")

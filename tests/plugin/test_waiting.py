@@ -17,8 +17,8 @@ from torch.distributed.elastic.multiprocessing.api import (
 import rdzv_etcd
 from rdzv_etcd import NodeLeft, Snapshot
 from rdzv_etcd.torch_plugin.handler import EtcdRendezvousHandler
-from tests.library.nodes import ALONE, LIMIT_S, at_once, wait_until
-from tests.plugin.handlers import PluginJob, handlers, join_all, leave
+from tests.library.nodes import ALONE, LIMIT_S, wait_until
+from tests.plugin.handlers import PluginJob, handlers, join_all
 from tests.support.leaks import LeakCheck, job_root
 from tests.support.servers import EtcdServer
 from tests.support.signals import handling
@@ -73,37 +73,13 @@ def _terminate_when_there(job: PluginJob) -> None:
     signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
 
 
-def test_a_spare_is_not_counted(job: PluginJob) -> None:
-    with job.handlers(2, "1") as (member, spare), ThreadPoolExecutor(1) as pool:
-        member.next_rendezvous()
-        waiting = pool.submit(spare.next_rendezvous)
-        nodes = job.root + b"nodes/"
-        wait_until("the spare's arrival", lambda: len(job.server.keys(nodes)) == 2)
-        assert member.num_nodes_waiting() == 0
-        leave(member)
-        assert waiting.result(LIMIT_S).rank == 0
-
-
-def test_a_killed_member_is_counted(job: PluginJob) -> None:
-    with job.remote("1:2") as victim, job.handlers(1, "1:2") as (handler,):
-        assert victim.node_id
-        at_once([lambda: victim.call("join"), handler.next_rendezvous])
-        victim.process.kill()
-        wait_until("its loss", lambda: handler.num_nodes_waiting() > 0)
-        assert handler.next_rendezvous().world_size == 1
-
-
-@pytest.mark.parametrize("how", ["paused", "killed"])
-def test_while_etcd_is_away_it_answers_from_memory_and_nothing_restarts(
-    fresh_etcd: Callable[..., EtcdServer], job_id: str, how: str
+def test_while_etcd_does_not_answer_it_answers_from_memory_and_nothing_restarts(
+    fresh_etcd: Callable[..., EtcdServer], job_id: str
 ) -> None:
     server = fresh_etcd()
     with handlers(server, job_id, "2", 2, read_timeout=5, close_timeout=5) as made:
         join_all(made)
-        if how == "paused":
-            server.pause()
-        else:
-            server.kill()
+        server.pause()
         until_s = time.monotonic() + 5.0  # longer than the lease
         slowest_s = 0.0
         while time.monotonic() < until_s:
@@ -113,10 +89,7 @@ def test_while_etcd_is_away_it_answers_from_memory_and_nothing_restarts(
             slowest_s = max(slowest_s, time.monotonic() - begin_s)
             time.sleep(0.1)  # as the agent's own monitoring interval
         assert slowest_s < FROM_MEMORY_S
-        if how == "paused":
-            server.resume()
-        else:
-            server.start()
+        server.resume()
         nodes = job_root(job_id) + b"nodes/"
         wait_until("both are back", lambda: len(server.keys(nodes)) == 2)
         assert [handler.num_nodes_waiting() for handler in made] == [0, 0]
@@ -137,20 +110,3 @@ def test_a_handler_whose_etcd_is_gone_for_good_shuts_down_soon(
         assert time.monotonic() - begin_s < 30
         assert handler.num_nodes_waiting() == 0
     check.check()
-
-
-def test_a_paused_member_comes_back_as_a_newcomer(job: PluginJob) -> None:
-    with job.remote("1:2") as paused, job.handlers(1, "1:2") as (handler,):
-        assert paused.node_id
-        at_once([lambda: paused.call("join"), handler.next_rendezvous])
-        paused.process.send_signal(signal.SIGSTOP)
-        wait_until("its loss", lambda: handler.num_nodes_waiting() > 0)
-        assert handler.next_rendezvous().world_size == 1
-        paused.process.send_signal(signal.SIGCONT)
-        with ThreadPoolExecutor(1) as pool:
-            assert paused.call("wait_over", LIMIT_S)
-            coming = pool.submit(paused.call, "join")
-            wait_until("its return", lambda: handler.num_nodes_waiting() > 0)
-            assert handler.next_rendezvous().world_size == 2
-            assert coming.result(LIMIT_S)["size"] == 2
-        paused.finish()

@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from datetime import timedelta
 from typing import TypeVar
@@ -19,7 +19,6 @@ from torch._C._distributed_c10d import PrefixStore, Store
 
 from rdzv_etcd.errors import RdzvEtcdError
 from rdzv_etcd.etcd.port import Put, Txn
-from rdzv_etcd.protocol.keys import KeyRange
 from rdzv_etcd.protocol.store import StoreKeys
 from rdzv_etcd.runtime.loop_thread import LoopHold
 from rdzv_etcd.torch_plugin.store import EtcdStore
@@ -42,30 +41,6 @@ def in_threads(count: int, work: Callable[[int], T]) -> list[T]:
         for future in as_completed(futures):
             future.result()
     return [future.result() for future in futures]
-
-
-# --- values ---------------------------------------------------------------------------------------
-
-
-def test_a_value_too_large_for_etcd_is_refused_with_its_size_and_the_limit(
-    store: EtcdStore,
-) -> None:
-    with pytest.raises(dist.DistStoreError, match=r"'big' takes 10000003 bytes.*1\.5 MiB"):
-        store.set("big", b"x" * 10_000_000)
-    assert not store.check(["big"])
-    store.set("small", "works still")
-    assert store.get("small") == b"works still"
-
-
-def test_stores_of_two_rounds_do_not_see_each_other(place: Place, store: EtcdStore) -> None:
-    other_keys = KeyRange(place.keys.end, place.keys.end + b"\xff")
-    place.loop_thread.run(place.etcd.txn(Txn((), (StoreKeys(other_keys).begin(place.lease_id),))))
-    elsewhere = RoundStore(place.etcd, place.loop_thread, other_keys, place.lease_id)
-    other = EtcdStore(elsewhere, timeout=GENEROUS)
-    store.set("key", "here")
-    assert not other.check(["key"])
-    other.set("key", "there")
-    assert store.get("key") == b"here"
 
 
 # --- waiting --------------------------------------------------------------------------------------
@@ -154,24 +129,6 @@ def test_64_concurrent_adders_each_see_their_own_sum(open_store: Open) -> None:
     assert sorted(sums) == list(range(1, 5 * THREADS + 1))
 
 
-def test_concurrent_adders_of_different_amounts_and_after_a_set_lose_nothing(
-    open_store: Open,
-) -> None:
-    store = open_store()
-    store.set("n", "1000")
-    amounts = [1, 2, -3, 10]
-
-    def add(index: int) -> int:
-        return store.add("n", amounts[index % len(amounts)])
-
-    in_threads(16, add)
-    assert store.get("n") == str(1000 + 4 * sum(amounts)).encode()
-
-
-def test_one_store_serves_many_threads(store: EtcdStore) -> None:
-    assert sorted(in_threads(THREADS, lambda _: store.add("n", 1))) == list(range(1, THREADS + 1))
-
-
 # --- compare_set, append, delete ------------------------------------------------------------------
 
 
@@ -184,25 +141,7 @@ def test_only_one_of_many_compare_sets_wins(open_store: Open) -> None:
     assert open_store().get("leader") == results[0]
 
 
-def test_concurrent_appends_lose_nothing(open_store: Open) -> None:
-    store = open_store()
-    in_threads(16, lambda index: store.append("key", f"{index:02d};"))
-    parts = store.get("key").decode().split(";")
-    assert sorted(parts) == ["", *(f"{index:02d}" for index in range(16))]
-
-
 # --- many keys ------------------------------------------------------------------------------------
-
-
-def test_a_thousand_keys_at_once(store: EtcdStore) -> None:
-    keys = [f"torchelastic/{index}" for index in range(1000)]
-    values = [f"value {index}" for index in range(1000)]
-    store.multi_set(keys, values)
-    assert store.multi_get(keys) == [value.encode() for value in values]
-    assert store.multi_get(keys[::-1])[0] == b"value 999"
-    assert store.check(keys)
-    assert store.num_keys() == 1000
-    assert store.list_keys() == sorted(keys)
 
 
 def test_many_large_values(store: EtcdStore) -> None:
@@ -211,17 +150,6 @@ def test_many_large_values(store: EtcdStore) -> None:
     values = [bytes([index]) * 700_000 for index in range(10)]
     store.multi_set(keys, values)
     assert store.multi_get(keys) == values
-
-
-def test_multi_get_waits_for_keys_that_are_set_one_by_one(open_store: Open) -> None:
-    reader, writer = open_store(), open_store()
-    keys = [f"role/{index}" for index in range(150)]
-    writer.multi_set(keys[:50], ["early"] * 50)
-    with ThreadPoolExecutor(1) as pool:
-        reading = pool.submit(reader.multi_get, keys)
-        for key in keys[50:]:
-            writer.set(key, "late")
-        assert reading.result(60) == [b"early"] * 50 + [b"late"] * 100
 
 
 def test_multi_set_needs_as_many_values_as_keys(store: EtcdStore) -> None:
@@ -235,14 +163,6 @@ def test_queues_are_refused_as_torch_refuses_them(store: EtcdStore) -> None:
         store.queue_push("queue", "item")
     with pytest.raises(refusals, match="queue"):
         store.queue_pop("queue")
-
-
-def test_null_bytes_in_keys_are_no_ends(store: EtcdStore) -> None:
-    names = ["a\0", "a\0\0q", "a\0q", "a\0qb"]
-    store.multi_set(names, [name.encode() for name in names])
-    assert store.list_keys() == sorted(names)
-    assert not store.check(["a"])
-    assert [store.get(name) for name in names] == [name.encode() for name in names]
 
 
 # --- through torch --------------------------------------------------------------------------------
@@ -327,16 +247,6 @@ def test_torchs_barrier_names_the_missing(open_store: Open) -> None:
             rank_tracing_decoder=lambda rank: f"node {rank}",
             trace_timeout=0.05,
         )
-
-
-def test_torchs_synchronize(open_store: Open) -> None:
-    size = 16
-
-    def exchange(rank: int) -> Sequence[bytes]:
-        return store_util.synchronize(open_store(), b"%d" % rank, rank, size, "data/", timeout=60)
-
-    expected = [b"%d" % rank for rank in range(size)]
-    assert in_threads(size, exchange) == [expected] * size
 
 
 def test_the_exchange_of_ranks_that_torchs_agent_does(open_store: Open) -> None:

@@ -33,11 +33,10 @@ LATE_STARTS_VARIABLE = "RDZV_ETCD_TEST_LATE_S"
 busy machine. A test that fails then has taken an order of events for granted."""
 
 TOGETHER = re.compile(
-    r"tests/(integration/test_\w+|faults/test_training\w*|examples/test_frameworks"
-    r"|torchrun/test_fork_server)"
+    r"tests/(integration/test_\w+|faults/test_training\w*|examples/test_frameworks)"
 )
 """Tests that stay on one worker, by their ids: those of such a file hurt one cluster of containers
-or one training, or use environments or a fork server that are made for them."""
+or one training, or use environments that are made for them."""
 
 LONG = ("faults", "torchrun", "benchmarks", "scale")
 """The folders whose tests take longest. They are distributed one by one."""

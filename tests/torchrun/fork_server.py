@@ -4,8 +4,9 @@ Importing torch takes longer than anything else that most agents do in a test. A
 where ``python -m torch.distributed.run`` is after its imports, and ends as any interpreter does; it
 has a session, an environment, a folder and arguments of its own.
 
-Run as a program, this is the server: its argument is a socket, from which it reads requests and to
-which it reports exit codes. Imported, it is the client. Knows nothing of rendezvous.
+Run as a program, this is the server: its argument is a socket, from which it reads requests. Each
+comes with a socket of its own, at which a process that waits for the forked one reports its id and
+then its exit code. Imported, it is the client. Knows nothing of rendezvous.
 """
 
 from __future__ import annotations
@@ -15,12 +16,11 @@ import contextlib
 import json
 import os
 import runpy
-import selectors
+import select
 import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -29,72 +29,15 @@ _LONGEST = 1 << 20
 """No message has more bytes."""
 
 
-class ForkServer:
-    """Starts processes, for one caller at a time. They do not end with it, but it ends with this
-    process. ``command`` is how Python is called."""
-
-    def __init__(self, command: Sequence[str], environ: Mapping[str, str]) -> None:
-        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.codes: dict[int, int] = {}
-        """The exit codes of those that have ended."""
-        with theirs:
-            self._process = subprocess.Popen(
-                [*command, __file__, str(theirs.fileno())],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                env=environ,
-                pass_fds=[theirs.fileno()],
-            )
-
-    def start(
-        self, arguments: Sequence[str], output: Path, *, environ: Mapping[str, str], cwd: Path
-    ) -> Forked:
-        """Run torchrun with these arguments. Blocks until the server has forked it."""
-        asked = {"arguments": [*arguments], "output": str(output), "cwd": str(cwd)}
-        self._socket.sendall(json.dumps({**asked, "environ": dict(environ)}).encode())
-        while (pid := self._receive(None)) is None:
-            pass
-        return Forked(self, pid)
-
-    def wait(self, pid: int, timeout_s: float | None) -> bool:
-        """Wait for the end of one process; return whether it has ended."""
-        until_s = None if timeout_s is None else time.monotonic() + timeout_s
-        while pid not in self.codes:
-            left_s = None if until_s is None else max(0.0, until_s - time.monotonic())
-            with contextlib.suppress(TimeoutError):
-                self._receive(left_s)
-                continue
-            return False
-        return True
-
-    def close(self) -> None:
-        self._socket.close()
-        self._process.wait()
-
-    def _receive(self, timeout_s: float | None) -> int | None:
-        """Read one message: return the process id of a start, or record an exit code."""
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._socket, selectors.EVENT_READ)
-            if not selector.select(timeout_s):
-                raise TimeoutError
-        message = self._socket.recv(_LONGEST)
-        if not message:
-            raise ChildProcessError(f"the fork server ended with {self._process.wait()}")
-        pid, code = json.loads(message)
-        if code is None:
-            return int(pid)
-        self.codes[pid] = code
-        return None
-
-
 class ForkServers:
     """One server for each host and for each of the variables that torch reads when it is imported.
 
-    A context manager; those of other hosts have to be closed before their hosts.
+    What they start does not end with them, but they end with this process. A context manager; those
+    of other hosts have to be closed before their hosts.
     """
 
     def __init__(self) -> None:
-        self._servers: dict[tuple[str, ...], ForkServer] = {}
+        self._servers: dict[tuple[str, ...], tuple[socket.socket, subprocess.Popen[bytes]]] = {}
 
     def __enter__(self) -> ForkServers:
         return self
@@ -111,35 +54,62 @@ class ForkServers:
         environ: Mapping[str, str],
         cwd: Path,
     ) -> Forked:
-        """Run torchrun with these arguments where the command line ``enter`` leads to."""
+        """Run torchrun with these arguments where the command line ``enter`` leads to. Blocks until
+        it has been forked."""
         read = {name: environ[name] for name in _READ_BY_IMPORTS if name in environ}
         key = (*enter, "", *read.values())
         if key not in self._servers:
             others = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-            self._servers[key] = ForkServer([*enter, sys.executable], {**others, **read})
-        return self._servers[key].start(arguments, output, environ=environ, cwd=cwd)
+            self._servers[key] = _start_server([*enter, sys.executable], {**others, **read})
+        asked = {"arguments": [*arguments], "output": str(output), "cwd": str(cwd)}
+        message = json.dumps({**asked, "environ": dict(environ)}).encode()
+        mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            socket.send_fds(self._servers[key][0], [message], [theirs.fileno()])
+        return Forked(mine)
 
     def close(self) -> None:
         while self._servers:
-            _, server = self._servers.popitem()
-            server.close()
+            _, (requests, process) = self._servers.popitem()
+            requests.close()
+            process.wait()
+
+
+def _start_server(
+    command: Sequence[str], environ: Mapping[str, str]
+) -> tuple[socket.socket, subprocess.Popen[bytes]]:
+    mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        process = subprocess.Popen(
+            [*command, __file__, str(theirs.fileno())],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            env=environ,
+            pass_fds=[theirs.fileno()],
+        )
+    return mine, process
 
 
 class Forked:
     """What there is of :class:`subprocess.Popen` for a process that a server has forked."""
 
-    def __init__(self, server: ForkServer, pid: int) -> None:
-        self.pid = pid
-        self._server = server
+    def __init__(self, reports: socket.socket) -> None:
+        self._reports = reports
+        self._code: int | None = None
+        self.pid = self._next()
 
     def poll(self) -> int | None:
-        self._server.wait(self.pid, 0.0)
-        return self._server.codes.get(self.pid)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self.wait(0.0)
+        return None
 
     def wait(self, timeout: float | None = None) -> int:
-        if not self._server.wait(self.pid, timeout):
-            raise subprocess.TimeoutExpired("torchrun", timeout or 0.0)
-        return self._server.codes[self.pid]
+        if self._code is None:
+            if not select.select([self._reports], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired("torchrun", timeout or 0.0)
+            self._code = self._next()
+            self._reports.close()
+        return self._code
 
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
@@ -147,6 +117,11 @@ class Forked:
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
+
+    def _next(self) -> int:
+        if report := self._reports.recv(_LONGEST):
+            return int(report)
+        raise ChildProcessError("the fork server, or what it has forked to wait, has ended")
 
 
 HERE = ForkServers()
@@ -158,37 +133,29 @@ atexit.register(HERE.close)
 
 
 def serve(requests: socket.socket) -> None:
-    """Fork for every request. Returns in the forked processes; ends this one with its client."""
-    running: dict[int, int] = {}
-    selector = selectors.DefaultSelector()
-    selector.register(requests, selectors.EVENT_READ)
+    """Fork for every request. Returns in the requested processes; ends this one with its client."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those that wait
     while True:
-        for key, _ in selector.select():
-            if key.fd in running:
-                pid = running.pop(key.fd)
-                selector.unregister(key.fd)
-                os.close(key.fd)
-                _, status = os.waitpid(pid, 0)
-                _report(requests, pid, os.waitstatus_to_exitcode(status))
-            elif not (message := requests.recv(_LONGEST)):
-                os._exit(0)
-            elif pid := os.fork():
-                handle = os.pidfd_open(pid)
-                running[handle] = pid
-                selector.register(handle, selectors.EVENT_READ)
-                _report(requests, pid, None)
-            else:
-                requests.close()
-                selector.close()
-                for handle in running:
-                    os.close(handle)
-                become(**json.loads(message))
-                return
+        message, descriptors, _, _ = socket.recv_fds(requests, _LONGEST, 1)
+        if not message:
+            os._exit(0)
+        with socket.socket(fileno=descriptors[0]) as reports:
+            if os.fork():
+                continue
+            requests.close()
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            if pid := os.fork():
+                _report_end(pid, reports)
+        become(**json.loads(message))
+        return
 
 
-def _report(requests: socket.socket, pid: int, code: int | None) -> None:
-    with contextlib.suppress(BrokenPipeError):  # then its end is what is read next
-        requests.sendall(json.dumps([pid, code]).encode())
+def _report_end(pid: int, reports: socket.socket) -> None:
+    with contextlib.suppress(BrokenPipeError):  # nobody wants to know any more
+        reports.send(b"%d" % pid)
+        _, status = os.waitpid(pid, 0)
+        reports.send(b"%d" % os.waitstatus_to_exitcode(status))
+    os._exit(0)
 
 
 def become(arguments: list[str], output: str, environ: dict[str, str], cwd: str) -> None:

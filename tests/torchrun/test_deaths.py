@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import psutil
@@ -101,22 +100,16 @@ def test_a_host_that_falls_silent_is_noticed_though_its_lease_lives(
             network.close()
 
 
-@pytest.mark.parametrize("trouble", ["no program", "a file that cannot be made"])
 def test_a_newcomer_that_cannot_start_its_workers_does_not_end_the_job(
-    train: Callable[..., Training], trouble: str
+    train: Callable[..., Training],
 ) -> None:
     """The others were asked to take it in, and form a world without it when it has gone."""
     job = train("1:3", max_restarts=0)
     (healthy,) = job.start("healthy")
     job.wait_for_world()
     began_at = time.time()
-    start = partial(job.start, "newcomer")
-    if trouble == "no program":
-        no_python = (*job.job.launcher, "--no-python")
-        (newcomer,) = start(launcher=no_python, script=Path("/no/such/program"))
-    else:
-        file = "/proc/no/such/folder/timer"
-        (newcomer,) = start(TORCHELASTIC_ENABLE_FILE_TIMER="1", TORCHELASTIC_TIMER_FILE=file)
+    no_python = (*job.job.launcher, "--no-python")
+    (newcomer,) = job.start("newcomer", launcher=no_python, script=Path("/no/such/program"))
     assert newcomer.wait() != 0
     job.wait_for_world(healthy, after=began_at)
     with job.undisturbed(for_s=2):

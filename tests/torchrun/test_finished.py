@@ -49,13 +49,6 @@ def fail_worker(agent: Agent) -> None:
     os.kill(agent.steps()[-1].pid, signal.SIGKILL)
 
 
-def end_well(job: Training, *running: Agent) -> None:
-    """Let all finish: each exits with 0, also those that have waited, and nothing is left."""
-    for agent in running:
-        stop_file(job, agent.name).touch()
-    job.finish(*running)
-
-
 def test_a_worker_that_fails_restarts_without_the_nodes_that_have_finished(
     etcd: EtcdServer, train: Callable[..., Training]
 ) -> None:
@@ -74,36 +67,9 @@ def test_a_worker_that_fails_restarts_without_the_nodes_that_have_finished(
     job.wait_for_world(b)
     assert "not back yet" not in b.output
     assert a.process.poll() is None, "it waits for the end of the job, as torch means it"
-    end_well(job, a, b)
+    stop_file(job, "b").touch()
+    job.finish(a, b)
     assert "Error waiting on exit barrier" not in a.output
-
-
-def test_a_loss_is_repaired_without_the_nodes_that_have_finished(
-    etcd: EtcdServer, train: Callable[..., Training]
-) -> None:
-    job = train("1:3", conf=CONF)
-    a, b, c = start(job, "a", "b", "c")
-    job.wait_for_world()
-    finish_early(job, etcd, a)
-    c.kill()
-    job.wait_for_world(b)
-    end_well(job, a, b)
-
-
-def test_a_newcomer_replaces_a_finished_node_only_when_the_others_restart_anyway(
-    etcd: EtcdServer, train: Callable[..., Training]
-) -> None:
-    """The next world would not be larger, so no node is disturbed for it."""
-    job = train("1:3", conf=CONF)
-    a, b = start(job, "a", "b")
-    job.wait_for_world()
-    finish_early(job, etcd, a)
-    (c,) = start(job, "c")
-    with job.undisturbed(b, for_s=2):
-        job.wait_arrivals(3)
-    fail_worker(b)
-    job.wait_for_world(b, c)
-    end_well(job, a, b, c)
 
 
 def test_an_agent_that_has_finished_ends_when_the_job_fails(

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from rdzv_etcd.world_change import how_wedged, left
-from tests.torchrun.agents import QUICK, Agent
-from tests.torchrun.test_refusals import refused
+from tests.torchrun.agents import Agent
 from tests.torchrun.training import Training
 
 pytestmark = [pytest.mark.torchrun, pytest.mark.slow]
@@ -44,17 +42,6 @@ def test_a_drained_agent_ends_well_and_costs_the_others_no_restart(
     job.end_workers()
 
 
-def test_a_drained_spare_ends_well_at_once(train: Callable[..., Training]) -> None:
-    job = train("1", conf=_LONG)
-    (member,) = job.start("member")
-    job.wait_for_world()
-    (spare,) = job.start("spare")
-    job.wait_for_output(spare, "arrived for round")
-    with job.undisturbed(member, for_s=0.3):
-        drain(spare)
-    job.end_workers()
-
-
 def test_a_hung_agent_is_lost_and_comes_back(
     train: Callable[..., Training], tmp_path: Path
 ) -> None:
@@ -73,26 +60,3 @@ def test_a_hung_agent_is_lost_and_comes_back(
     job.wait_for_world(hung, other)
     job.end_workers()
     assert ": this node is hung: " not in other.output
-
-
-def test_a_node_that_does_not_pass_its_gate_ends_with_a_line_that_says_why(
-    train: Callable[..., Training], tmp_path: Path
-) -> None:
-    check = tmp_path / "check.py"
-    check.write_text(
-        "import os, sys\n"
-        "told = ('RDZV_ETCD_JOB_ID', 'RDZV_ETCD_NODE_ID', 'RDZV_ETCD_ROUND')\n"
-        "print(*[os.environ[name] for name in told], flush=True)\n"
-        "print('2 of 8 GPUs answer')\n"
-        "sys.exit(int(os.environ.get('SICK', '0')))\n"
-    )
-    job = train("1", conf=f"{QUICK},gate_command={sys.executable} {check}")
-    refused(
-        job,
-        r"RendezvousError: .* does not join job 'job-\w+': its gate '.*check\.py' ended with exit "
-        "code 3: 2 of 8 GPUs answer",
-        SICK="3",
-    )
-    job.start("healthy")
-    job.wait_for_world()
-    job.end_workers()

@@ -68,7 +68,9 @@ def test_an_agent_that_waits_leaves_before_it_ends(
     assert not job.present()
 
 
-@pytest.mark.parametrize("enter", [an_agent, a_first_process])
+@pytest.mark.parametrize(
+    "enter", [pytest.param(an_agent, marks=pytest.mark.release), a_first_process], ids=_named
+)
 def test_an_agent_that_connects_ends(
     etcd: EtcdServer,
     train: Callable[..., Training],
@@ -83,25 +85,6 @@ def test_an_agent_that_connects_ends(
         job.wait_until("its first request", lambda: bridge.connections > 0)
         send(agent, signal.SIGTERM)
         assert agent.wait() == (-signal.SIGTERM if enter is an_agent else 128 + signal.SIGTERM)
-
-
-def test_a_spare_that_is_about_to_be_killed_gets_no_seat(train: Callable[..., Training]) -> None:
-    """Its pod has minutes to end. Another spare waits behind it."""
-    job = train("2", conf=_LONG)
-    one, other = job.start("one", "other")
-    job.wait_for_world()
-    (spare,) = job.start("spare", enter=a_first_process)
-    job.wait_arrivals(3)
-    (behind,) = job.start("behind")
-    job.wait_arrivals(4)
-    send(spare, signal.SIGTERM)
-    assert spare.wait() == 128 + signal.SIGTERM
-    send(other, signal.SIGTERM)
-    assert other.wait() == 1
-    world = job.wait_for_world(one, behind)
-    assert {step.restart_count for step in world} == {0}
-    assert not spare.steps()
-    job.finish()
 
 
 @pytest.mark.parametrize(

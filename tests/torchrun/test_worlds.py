@@ -16,18 +16,6 @@ from tests.torchrun.training import Training
 pytestmark = [pytest.mark.torchrun, pytest.mark.slow]
 
 
-@pytest.mark.release
-def test_three_agents_with_two_workers_each_form_one_world(train: Callable[..., Training]) -> None:
-    """Ranks 0 to 5, two on each agent; the workers themselves check that they agree and add up."""
-    job = train("3", nproc=2, allreduce=True)
-    job.start("a", "b", "c")
-    world = job.wait_for_world()
-    assert [step.rank for step in world] == [0, 1, 2, 3, 4, 5]
-    assert [world[rank].agent == world[rank + 1].agent for rank in (0, 2, 4)] == [True] * 3
-    assert world[0].epoch > 0
-    job.finish()
-
-
 def test_killed_nodes_are_left_behind_though_their_leases_live(
     train: Callable[..., Training],
 ) -> None:
@@ -109,33 +97,3 @@ def test_a_failing_worker_uses_up_a_restart(
     }
     assert back[str(failed.process.pid)] == why
     assert told["ended"][0]["succeeded"]
-
-
-def test_the_same_id_works_again_at_once(etcd: EtcdServer, train: Callable[..., Training]) -> None:
-    """After a job that finished, and after one that failed, without waiting for anything."""
-    job = train("1", max_restarts=0, conf="lease_ttl=3", script_args=("--steps=3",))
-    for name, more, code, steps in (
-        ("1", (), 0, 3),
-        ("2", ("--raise-at=2",), 1, 1),
-        ("3", (), 0, 3),
-    ):
-        (agent,) = job.start(name, script_args=("--steps=3", *more))
-        assert agent.wait() == code
-        assert agent.steps()[-1].step == steps
-    assert not etcd.keys(f"/rdzv_etcd/{job.job.run_id}/nodes/".encode())
-
-
-def test_a_job_that_was_stopped_everywhere_starts_again_at_once(
-    train: Callable[..., Training],
-) -> None:
-    """SIGTERM to all agents closes nothing: the job continues, with a newer epoch."""
-    job = train("2")
-    first = job.start("a", "b")
-    before = job.wait_for_world()
-    for agent in first:
-        agent.terminate()
-    job.start("c", "d")
-    after = job.wait_for_world()
-    assert after[0].epoch > before[0].epoch
-    assert all(agent.wait() != 0 for agent in first)
-    job.finish()
