@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from rdzv_etcd import Left, World
+from rdzv_etcd import Failed, Left, World
 from rdzv_etcd.errors import (
     BarrierTimeoutError,
+    JobClosedError,
     MisuseError,
     RequestTooLargeError,
     WorldOverError,
@@ -97,6 +98,18 @@ def test_a_change_breaks_it(job: Job, call: Call) -> None:
         assert caught.value.change == Left({nodes[1].node_id: "has to go"})
         with pytest.raises(WorldOverError, match="has to go"):
             call(worlds[0], LIMIT_S)
+
+
+def test_who_waits_hears_at_once_that_the_job_has_ended(job: Job, call: Call) -> None:
+    with job.worlds(2) as (nodes, worlds), ThreadPoolExecutor(1) as pool:
+        waiting = _begun(job, pool, worlds[0], call)
+        nodes[1].fail("no more data")
+        with pytest.raises(JobClosedError, match="no more data"):
+            waiting.result(LIMIT_S)
+        assert worlds[0].change == Failed(nodes[1].node_id, "no more data")
+        with pytest.raises(JobClosedError, match="no more data") as caught:
+            call(worlds[1], LIMIT_S)
+        assert (caught.value.reason, caught.value.closed_by) == ("no more data", nodes[1].node_id)
 
 
 @pytest.mark.parametrize("goes_on", [Group.leave, Group.finish, Group.join])

@@ -41,6 +41,18 @@ def test_a_killed_process_is_known_long_before_its_lease_expires(job: Job) -> No
         assert {world.size for world in join_all(here)} == {2}
 
 
+def test_members_that_leave_are_not_taken_for_dead(
+    job: Job, caplog: pytest.LogCaptureFixture
+) -> None:
+    with job.groups(3, "1:3", **LONG_LEASE) as nodes:
+        join_all(nodes)
+        wait_until("all are watched", lambda: all(watched_by(node) for node in nodes))
+        nodes[1].leave("has to go")
+        worlds = join_all([nodes[0], nodes[2]])
+        assert {world.size for world in worlds} == {2}
+    assert not [line for line in caplog.messages if PROCESS_EXITED in line]
+
+
 def test_nothing_of_the_links_is_there_without_them(job: Job) -> None:
     with job.group(peer_links=False) as group:
         group.join()

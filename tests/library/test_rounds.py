@@ -216,3 +216,10 @@ def test_a_join_that_is_interrupted_when_it_is_done_leaves_the_world(job: Job) -
         assert world.change == Left({one.node_id: "was interrupted in its join: KeyboardInterrupt"})
         worlds = join_all([one, other])
         at_once([partial(world.barrier, "all", LIMIT_S) for world in worlds])
+
+
+def test_a_node_may_join_again_after_a_join_that_failed(job: Job) -> None:
+    with job.groups(2) as nodes:
+        with pytest.raises(JoinTimeoutError):
+            nodes[0].join(0.3)
+        assert [world.round for world in join_all(nodes)] == [1, 1]
