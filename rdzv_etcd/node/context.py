@@ -191,13 +191,20 @@ class NodeContext:
         if revision > view.revision:
             self.control.adopt(replace(view, **news))
 
-    def show_presence(self, info: NodeInfo, session: int, revision: int) -> None:
-        """Note in the view of this node's presence that the node has put it at ``revision``."""
-        seen = self.presence.seen
-        if seen is not None and revision > seen.revision:
-            key = self.keys.node(info.node_id)
-            kv = KeyValue(key, encode_node(info), revision, revision, 1, session)
-            self.presence.adopt(KeyView(revision, kv))
+    async def put_presence(
+        self, txn: Txn, info: NodeInfo, session: int, timeout_s: float
+    ) -> TxnResult | None:
+        """Apply a transaction that puts this node's presence, and show the outcome in the views;
+        ``None`` if etcd no longer knows the lease. Raises EtcdError, StateCorruptError."""
+        result = await self.write(txn, session, timeout_s=timeout_s)
+        if result is not None and not result.succeeded:
+            self.take_control(result)
+        elif result is not None:
+            seen, at = self.presence.seen, result.revision
+            if seen is not None and at > seen.revision:
+                kv = KeyValue(self.keys.node(info.node_id), encode_node(info), at, at, 1, session)
+                self.presence.adopt(KeyView(at, kv))
+        return result
 
     def take_control(self, result: TxnResult) -> None:
         """Adopt the control keys that came last with a refused transaction, if they are news.

@@ -284,13 +284,12 @@ class Joining:
             member.forget_arrival()  # an earlier one does not say what is wanted now
             session = await context.session.open(min(limit_s, context.urgent_limit_s))
             txn = requests.arrive(context.keys, info, session, control, slice_)
-            result = await context.write(txn, session, timeout_s=limit_s)
+            result = await context.put_presence(txn, info, session, limit_s)
             if result is None:
                 return
             self._note_success()
             if result.succeeded:
                 self._belongs = True
-                context.show_presence(info, session, result.revision)
                 member.note_arrival(session, control)
                 if slice_ is not None:
                     member.slice_revision = control.round_revision  # it is there now
@@ -300,7 +299,6 @@ class Joining:
                 context.wakeup.notify()  # if the leader has gone meanwhile, this node may claim
                 context.log.info(f"arrived for round {info.arrived_for}, waiting for others")
                 return
-        context.take_control(result)
         if context.control.view.round_revision == control.round_revision:
             await self._look_again()  # what came with the refusal was older than the view
 

@@ -27,8 +27,8 @@ from rdzv_etcd.protocol.codec import encode_node
 from rdzv_etcd.protocol.describe import why_drained
 from rdzv_etcd.protocol.liveness import room_for_a_world_s
 from rdzv_etcd.protocol.member import Member, Phase
-from rdzv_etcd.protocol.model import Accusation, NodeInfo
-from rdzv_etcd.protocol.steps import Recovery, WorkingStep, decide_recovery, working_step
+from rdzv_etcd.protocol.model import Accusation, NodeInfo, Round
+from rdzv_etcd.protocol.steps import WorkingStep, working_step
 from rdzv_etcd.protocol.views import place_in
 from rdzv_etcd.text import shown
 
@@ -82,8 +82,6 @@ async def work_beside(context: NodeContext, member: Member) -> None:
         try:
             if step is WorkingStep.WORK:
                 await context.wakeup.wait(when=is_due)
-            elif step is WorkingStep.REPAIR:
-                await put_back(context, member)
             elif step is WorkingStep.ANNOUNCE and drain is not None:
                 complaint = "this node cannot announce that it is being drained"
                 if not is_drain_logged:
@@ -91,9 +89,11 @@ async def work_beside(context: NodeContext, member: Member) -> None:
                     context.log.warn(f"{why}; will leave at the next safe point")
                 is_drain_logged = True
                 await announce_drain(context, member)
-            else:
+            elif step is WorkingStep.FINISH:
                 await step_aside(context, member)
                 return
+            else:
+                await put_back(context, member)
         except EtcdError as error:
             await context.back_off(backoff, error, complaint)
         except RdzvEtcdError:  # a corrupt record: the watch reports it, the next join raises it
@@ -108,61 +108,51 @@ async def put_back(context: NodeContext, member: Member) -> None:
     """Put back the first thing that etcd has lost of this node. Raises EtcdError,
     StateCorruptError."""
     try:
-        await _put_back(context, member)
+        await asyncio.gather(context.control.refresh(), context.presence.refresh())
+        async with context.presence_lock:  # what this node does to its presence itself is no news
+            step, record = next_step(context, member), member.record
+            if step is WorkingStep.ARRIVE:
+                member.forget_arrival()  # on the same session if that lives
+                context.wakeup.notify()
+            elif step is WorkingStep.REJOIN and record is not None:
+                member.evicted = True
+                context.log.info(f"the other nodes left round {record.number} without this one")
+                context.wakeup.notify()
+            elif step in (WorkingStep.PRESENCE, WorkingStep.RECORD) and record is not None:
+                await _return_to(record, context, member, step)
     except EtcdRefusedError:
         context.session.note_instability()  # others that it refuses come back when they look again
         raise
 
 
-async def _put_back(context: NodeContext, member: Member) -> None:
-    await asyncio.gather(context.control.refresh(), context.presence.refresh())
-    async with context.presence_lock:  # what this node does to its presence itself is no news
-        if next_step(context, member) is not WorkingStep.REPAIR:
-            return
-        record = member.record
-        if member.phase is Phase.WAITING or record is None:
-            member.forget_arrival()  # the join arrives again, on the same session if that lives
-            context.wakeup.notify()
-            return
-        control = context.control.view
-        recovery = decide_recovery(control, record, member.node_id)
-        if recovery is Recovery.REJOIN:
-            member.evicted = True
-            context.log.info(f"the other nodes left round {record.number} without this one")
-            context.wakeup.notify()
-            return
-        if recovery is Recovery.NOTHING:
-            return  # the job is over; `notice` has seen it
-        session, info = await context.session.open(context.urgent_limit_s), member.plan_return()
-        if info is None:
-            return
-        slice_, place = member.slice_of(record), context.presence.view.kv
-        accusation = _accusation(context, place)
-        if recovery is Recovery.RECORD:
-            await put_back_job_lease(context, record)
-            txn = requests.restore_record(
-                context.keys, control, record, info, session, slice_=slice_
-            )
-        else:
-            revision = 0 if place is None else place.mod_revision
-            txn = requests.restore_presence(
-                context.keys, control, info, session, slice_, presence_revision=revision
-            )
-        result = await context.write(txn, session, timeout_s=context.urgent_limit_s)
-        if result is None:
-            return  # etcd does not know the lease: the next attempt has another one
-        if result.succeeded:
-            context.show_presence(info, session, result.revision)
-            member.note_presence(session)
-            member.slice_revision = control.round_revision  # its slice is there as well
-            if accusation is not None:
-                by, how = context.log.names(accusation.by), shown(accusation.how)
-                context.log.warn(f"{by} reported this node dead ({how}); it is alive")
-            elif not info.finished:
-                context.log.info(f"back in round {record.number} ({recovery.value})")
-        else:  # things have changed meanwhile, or this very write was applied before
-            context.take_control(result)
-    await asyncio.gather(context.control.refresh(), context.presence.refresh())
+async def _return_to(
+    record: Round, context: NodeContext, member: Member, step: WorkingStep
+) -> None:
+    """Put this node's presence back, and the record of its world as well if that is gone."""
+    keys, control = context.keys, context.control.view
+    session, info = await context.session.open(context.urgent_limit_s), member.plan_return()
+    if info is None:
+        return
+    slice_, place = member.slice_of(record), context.presence.view.kv
+    accusation = _accusation(context, place)
+    if step is WorkingStep.RECORD:
+        await put_back_job_lease(context, record)
+        txn = requests.restore_record(keys, control, record, info, session, slice_=slice_)
+    else:
+        revision = 0 if place is None else place.mod_revision
+        txn = requests.restore_presence(
+            keys, control, info, session, slice_, presence_revision=revision
+        )
+    result = await context.put_presence(txn, info, session, context.urgent_limit_s)
+    if result is None or not result.succeeded:
+        return  # things have changed meanwhile, or this very write was applied before
+    member.note_presence(session)
+    member.slice_revision = control.round_revision  # its slice is there as well
+    if accusation is not None:
+        by, how = context.log.names(accusation.by), shown(accusation.how)
+        context.log.warn(f"{by} reported this node dead ({how}); it is alive")
+    elif not info.finished:
+        context.log.info(f"back in round {record.number} ({step.value})")
 
 
 def _accusation(context: NodeContext, place: KeyValue | None) -> Accusation | None:

@@ -142,10 +142,13 @@ def _must_arrive(member: Member, control: Control, session: int) -> bool:
 
 
 class WorkingStep(Enum):
-    """What a member does beside its work."""
+    """What a node does beside its work."""
 
     WORK = "nothing but its work"
-    REPAIR = "read what etcd has lost of it, and put that back"
+    ARRIVE = "let its join arrive again"
+    PRESENCE = "put the presence back"
+    RECORD = "put the round record and the presence back"
+    REJOIN = "it is a newcomer: the others left its world"
     ANNOUNCE = "announce to the others that it is being drained"
     FINISH = "finish: its job is closed"
 
@@ -161,40 +164,33 @@ def kept_record(member: Member, control: Control) -> Round | None:
     return member.record
 
 
-class Recovery(Enum):
-    """What a member does whose session or round record is gone."""
-
-    NOTHING = "all is well"
-    PRESENCE = "put the presence back"
-    RECORD = "put the round record and the presence back"
-    REJOIN = "it is a newcomer"
-
-
 def working_step(
     member: Member, control: Control, session: int, *, is_missed: bool = False
 ) -> WorkingStep:
-    """Decide what a node does beside its work, as far as its memory shows that; ``is_missed``: the
-    presence that it has put on ``session`` is not there."""
+    """Compare what a node should have in etcd with ``control``, and decide what it does beside its
+    work; ``is_missed``: the presence that it has put on ``session`` is not there.
+
+    What it puts back it decides again on a fresh view.
+    """
     if member.is_finishing:
         return WorkingStep.FINISH
     if member.phase is Phase.WAITING and is_missed:
-        return WorkingStep.REPAIR
+        return WorkingStep.ARRIVE
     record = member.record
     if member.phase is not Phase.MEMBER or member.evicted or record is None:
         return WorkingStep.WORK
     is_there = session != 0 and member.arrived_with == session and not is_missed
-    lacks = not is_there or control.round is None
-    if lacks or member.may_lack_slice(control) or control.is_behind(record):
-        return WorkingStep.REPAIR
+    lacks = not is_there or control.round is None or member.may_lack_slice(control)
     # Any other member joins again anyway: a node that has finished must notice that it is out.
-    if member.has_finished and not control.holds(record):
-        return WorkingStep.REPAIR
+    is_out = member.has_finished and not control.holds(record)
+    if lacks or is_out or control.is_behind(record):
+        return decide_recovery(control, record, member.node_id)
     announces = drain_to_announce(member, control, session) is not None
     return WorkingStep.ANNOUNCE if announces else WorkingStep.WORK
 
 
-def decide_recovery(control: Control, world: Round, node_id: str) -> Recovery:
-    """Decide what a member of ``world`` without a presence puts back, given a fresh ``control``.
+def decide_recovery(control: Control, world: Round, node_id: str) -> WorkingStep:
+    """Decide what a member of ``world`` puts back of which something is gone.
 
     Also when the round is over: as long as this member is not declared lost, the others wait for it
     while its workers stop.
@@ -203,13 +199,13 @@ def decide_recovery(control: Control, world: Round, node_id: str) -> Recovery:
     from a snapshot, or lost its tail), and that the nodes that formed it knew of no later one.
     """
     if control.end_of(world.origin) is not None:
-        return Recovery.NOTHING
+        return WorkingStep.WORK
     if control.round is None or control.is_behind(world):
-        return Recovery.RECORD
+        return WorkingStep.RECORD
     change = control.open_change
     if not control.holds(world) or (change is not None and change.may_name(node_id)):
-        return Recovery.REJOIN
-    return Recovery.PRESENCE
+        return WorkingStep.REJOIN
+    return WorkingStep.PRESENCE
 
 
 def drain_to_announce(member: Member, control: Control, session: int) -> Drain | None:

@@ -28,7 +28,6 @@ from rdzv_etcd.protocol.steps import (
     MeetEnd,
     Outlast,
     ReadSlice,
-    Recovery,
     Wait,
     WorkingStep,
     claim_delay_s,
@@ -47,7 +46,8 @@ SETTINGS = JobSettings(1, 4)
 ADDRESS = ("10.0.0.9", 2900)
 SESSION = 7
 DONE = Closure("a", "done", True, 0.0)
-WORK, REPAIR, FINISH = WorkingStep.WORK, WorkingStep.REPAIR, WorkingStep.FINISH
+WORK, FINISH = WorkingStep.WORK, WorkingStep.FINISH
+PRESENCE, RECORD, REJOIN = WorkingStep.PRESENCE, WorkingStep.RECORD, WorkingStep.REJOIN
 CLAIM, LEAVE, RESIGN = LeadStep.CLAIM, LeadStep.LEAVE, LeadStep.RESIGN
 FAILED = Closure("a", "broken", False, 0.0)
 
@@ -257,11 +257,11 @@ def with_its_presence_back(me: Story) -> Story:
 later = Story().joins().arrives().sees("a me", at=4).enters()
 BESIDE: dict[str, tuple[Story, WorkingStep, int]] = {
     "a member works": (a_member(), WORK, 0),
-    "and puts back what etcd has lost": (a_member().sees_no_record(), REPAIR, 0),
-    "also its presence, without a session": (without_session(a_member()), REPAIR, 0),
-    "or on another one, which carries nothing": (with_another_session(a_member()), REPAIR, 0),
+    "and puts back what etcd has lost": (a_member().sees_no_record(), RECORD, 0),
+    "also its presence, without a session": (without_session(a_member()), PRESENCE, 0),
+    "or on another one, which carries nothing": (with_another_session(a_member()), PRESENCE, 0),
     "until that is done": (with_its_presence_back(with_another_session(a_member())), WORK, 0),
-    "it repairs a record older than its own": (later.sees("a me", at=3, put_back_as=1), REPAIR, 0),
+    "it repairs a record older than its own": (later.sees("a me", at=3, put_back_as=1), RECORD, 0),
     "and announces that it is drained": (drained(a_member()), WorkingStep.ANNOUNCE, 0),
     "a member of a closed job finishes": (a_member().sees("a me", closed=DONE), FINISH, 0),
     "a node that waits repairs nothing": (waiter().sees_no_record(), WORK, 0),
@@ -275,22 +275,20 @@ def test_what_a_node_does_beside_its_work_and_whether_it_stops(story: str) -> No
     assert (me.beside(), me.waiting()) == (step, waiting)
 
 
-@pytest.mark.parametrize("me", [a_member(), waiter()], ids=["a member", "a waiter"])
-def test_a_node_whose_presence_is_missed_repairs_it(me: Story) -> None:
-    assert me.beside(is_missed=True) is REPAIR
+def test_a_node_whose_presence_is_missed_repairs_it() -> None:
+    assert a_member().beside(is_missed=True) is PRESENCE
+    assert waiter().beside(is_missed=True) is WorkingStep.ARRIVE
 
 
 def test_a_member_that_has_finished_shows_that_and_notices_that_it_is_left_behind() -> None:
     me = a_member()
     me.member.finish()
-    assert me.beside() is REPAIR  # its presence does not show it yet
+    assert me.beside() is PRESENCE  # its presence does not show it yet
     back = me.member.plan_return()
     assert back is not None
     assert back.finished
     assert with_its_presence_back(me).beside() is WORK
-    assert me.sees("a", at=2).beside() is REPAIR
-    assert me.member.record is not None
-    assert decide_recovery(me.control, me.member.record, "me") is Recovery.REJOIN
+    assert me.sees("a", at=2).beside() is REJOIN
     assert evicted(me).beside() is WORK
     assert not me.joins().member.has_finished
 
@@ -351,7 +349,7 @@ def control(record: Round | None, change: Change | None = None, *, revision: int
 
 
 GONE = Change("run", 3, ("x",), {"y": "gone"})
-NOTHING, PRESENCE, RECORD, REJOIN = Recovery
+NOTHING = WORK
 
 
 @pytest.mark.parametrize(
@@ -381,7 +379,7 @@ NOTHING, PRESENCE, RECORD, REJOIN = Recovery
     ],
 )
 def test_whether_a_member_stops_and_what_it_puts_back(
-    view: Control, count: int, recovery: Recovery
+    view: Control, count: int, recovery: WorkingStep
 ) -> None:
     assert waiting_count(mine(), view) == count
     assert decide_recovery(view, MINE, ME) is recovery
@@ -402,7 +400,7 @@ def test_a_member_that_was_there_when_its_run_ended_puts_nothing_back() -> None:
     ended = (Ended("run", DONE, 9), Ended("later", DONE, 20))
     for record in (None, replace(WORLD, run="other", number=1)):
         view = replace(control(record, revision=30), ended=ended)
-        assert decide_recovery(view, MINE, ME) is Recovery.NOTHING
+        assert decide_recovery(view, MINE, ME) is WorkingStep.WORK
         assert waiting_count(mine(), view) == 0
 
 

@@ -23,11 +23,11 @@ from rdzv_etcd.node import lead as leadership
 from rdzv_etcd.node import leave as leaving
 from rdzv_etcd.node import recover as repair
 from rdzv_etcd.node import slices as roster
-from rdzv_etcd.protocol import closing, collective_requests, draft, member, requests
+from rdzv_etcd.protocol import closing, collective_requests, draft, member, requests, steps
 from rdzv_etcd.protocol import lead as leading
 from rdzv_etcd.protocol.keys import JobKeys, KeyRange
 from rdzv_etcd.protocol.model import Change, Drain
-from rdzv_etcd.protocol.steps import Recovery
+from rdzv_etcd.protocol.steps import WorkingStep
 from rdzv_etcd.runtime import lifecycle
 from rdzv_etcd.settings import JobSettings
 from rdzv_etcd.settings.options import AfterEnd
@@ -104,10 +104,10 @@ def forgets_the_past(original: Any, *args: Any, **named: Any) -> Any:
     return replace(original(*args, **named), epoch_base=0)
 
 
-def ignores_changes(original: Any, control: Any, record: Any, node_id: str) -> Recovery:
+def ignores_changes(original: Any, control: Any, record: Any, node_id: str) -> WorkingStep:
     if control.open_change is not None and record.same_world(control.round):
-        return Recovery.PRESENCE
-    decided: Recovery = original(control, record, node_id)
+        return WorkingStep.PRESENCE
+    decided: WorkingStep = original(control, record, node_id)
     return decided
 
 
@@ -265,7 +265,7 @@ MUTANTS = [
            (I.ONE_WORLD, I.SUCCESSION, I.LEADER, I.RANKS), wiped),
     Mutant("an older round is entered again", member.Member, "seat_in", admits_late,
            (I.EPOCH,), wiped, noticed_by=200),
-    Mutant("back in spite of a change", repair, "decide_recovery", ignores_changes, (I.EVICTED,),
+    Mutant("back in spite of a change", steps, "decide_recovery", ignores_changes, (I.EVICTED,),
            noticed_by=62),
     Mutant("changes and newer rounds overlooked", node, "waiting_count", never_over, (I.STALE,)),
     Mutant("a failed job overlooked", node, "waiting_count", ignores_failure, (I.STALE,),
@@ -329,8 +329,8 @@ MUTANTS = [
     Mutant("what is withdrawn may be what its node has said since", requests,
            "withdraw_accusation", without_guard(lambda _: True), (I.KEPT,), two_or_more,
            kinds=("report_dead", "kill_processes"), noticed_by=5),
-    Mutant("who was declared lost answers all the same", repair, "decide_recovery",
-           returns(Recovery.PRESENCE), (I.EVICTED,), two_or_more,
+    Mutant("who was declared lost answers all the same", steps, "decide_recovery",
+           returns(WorkingStep.PRESENCE), (I.EVICTED,), two_or_more,
            kinds=("report_dead", "stop_slowly"), noticed_by=43),
     Mutant("nobody compares watches with reads", watch_check.WatchCheck, "_silent", finds_none,
            (I.HEARS, I.CONVERGENCE), kinds=("stall_control", "stall_nodes", "stall_presence")),
