@@ -17,7 +17,8 @@ from rdzv_etcd.etcd.client import EtcdClient
 from rdzv_etcd.etcd.port import Etcd, Get, GetResult, LeaseLeft
 from rdzv_etcd.names import Names
 from rdzv_etcd.node.job_watch import JobWatch
-from rdzv_etcd.node.views import read_pages, with_members
+from rdzv_etcd.node.slices import with_members
+from rdzv_etcd.node.views import read_pages
 from rdzv_etcd.protocol import inspect_requests as requests
 from rdzv_etcd.protocol.describe import names_in
 from rdzv_etcd.protocol.job_state import JobState, asked_to_leave, is_gone, job_state

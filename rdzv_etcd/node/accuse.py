@@ -59,9 +59,13 @@ class Place:
 async def read_place(etcd: Etcd, keys: JobKeys, node_id: str) -> Place:
     """Read what stands in the place of a node's presence. Raises EtcdError."""
     result = await etcd.get(requests.read_presence(keys, node_id))
-    if not result.kvs:
+    return place_of(keys, next(iter(result.kvs), None))
+
+
+def place_of(keys: JobKeys, kv: KeyValue | None) -> Place:
+    """Decode what stands there."""
+    if kv is None:
         return Place()
-    (kv,) = result.kvs
     try:
         return Place(kv, place_in(keys, kv))
     except StateCorruptError:  # the leader warns of it

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping
 
 from rdzv_etcd.errors import EtcdError, OutcomeUnknownError
 from rdzv_etcd.node.context import NodeContext
@@ -52,14 +51,9 @@ class RoundCloser:
         self._job_lease.forget()
         await self._epoch_lease.drop()
 
-    async def close(
-        self, control: Control, nodes: Nodes, decision: Close, losses: Mapping[str, float | None]
-    ) -> bool:
-        """Publish the round; ``False`` if things are not as they were when it was decided.
-
-        ``losses``: those that ended the round before, if this node has published that. Raises
-        EtcdError.
-        """
+    async def close(self, control: Control, nodes: Nodes, decision: Close) -> bool:
+        """Publish the round; ``False`` if things are not as they were when it was decided. Raises
+        EtcdError."""
         context = self._context
         settings, member = context.settings, self._member
         highest = draft.highest_known_epoch(member, control, nodes, settings.epoch_floor)
@@ -88,7 +82,6 @@ class RoundCloser:
                 now_s=context.clock.now_s(),
                 wall_s=context.clock.wall_s(),
                 opened_s=member.opened_s,
-                losses=losses,
             )
         if not await self._roster.publish(control, record, members):
             return False

@@ -17,7 +17,8 @@ from rdzv_etcd.clock import Clock
 from rdzv_etcd.errors import EtcdPermissionError, RdzvEtcdError
 from rdzv_etcd.etcd.port import Etcd, GetResult, WatchBatch
 from rdzv_etcd.names import is_unknown
-from rdzv_etcd.node.views import ViewWatch, read_pages, with_members, within
+from rdzv_etcd.node.slices import with_members
+from rdzv_etcd.node.views import ViewWatch, read_pages, within
 from rdzv_etcd.node.waiting import Wakeup
 from rdzv_etcd.protocol.events import (
     JobEvent,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from functools import partial
 
 from rdzv_etcd.errors import (
@@ -17,7 +16,7 @@ from rdzv_etcd.errors import (
 from rdzv_etcd.log import LineTimes
 from rdzv_etcd.node.context import NodeContext
 from rdzv_etcd.node.leave import closed_text
-from rdzv_etcd.node.slices import members_of
+from rdzv_etcd.node.slices import with_members
 from rdzv_etcd.node.views import read_pages, within
 from rdzv_etcd.protocol.describe import (
     arrived_text,
@@ -96,13 +95,11 @@ class JoinWait:
         """Return the error of a join whose time is up, which names the nodes that are missing."""
         context = self._context
         control = context.control.view
-        formed = control.formed
         text = f"round {control.next_number} was not formed within {self.timeout_s:g} s: "
         try:
-            if formed is not None:  # a node that still works there has not arrived
-                members = await members_of(context, formed)
-                control = replace(control, round=replace(formed, members=members))
-            limit_s = within(context.clock, 5.0)
+            limit_s = within(context.clock, _ANSWER_S)
+            # A node that still works in the round before has not arrived.
+            control = await with_members(context.etcd, context.keys, control, limit_s)
             result = await read_pages(context.etcd, context.keys.nodes, limit_s=limit_s)
         except EtcdPermissionError as error:
             return JoinTimeoutError(f"{text}who is there is not known: {error}{context.to_grant}")

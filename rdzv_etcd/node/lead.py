@@ -24,7 +24,7 @@ from rdzv_etcd.node.slices import Roster
 from rdzv_etcd.node.views import ViewWatch
 from rdzv_etcd.node.waiting import RETRY_S
 from rdzv_etcd.protocol import requests
-from rdzv_etcd.protocol.closing import Close, KeepWaiting
+from rdzv_etcd.protocol.closing import Close
 from rdzv_etcd.protocol.describe import text_of_change
 from rdzv_etcd.protocol.lead import Times, is_unfit_to_lead, leader_step
 from rdzv_etcd.protocol.member import Member
@@ -55,10 +55,6 @@ class Leadership:
         self._unreadable: set[str] = set()
         """The keys among the presences that could not be read at the last look."""
         self._unreadable_logged = 0
-        self._published: Change | None = None
-        """The last change that this node has published."""
-        self._losses: dict[str, float | None] = {}
-        """The losses of that change: see :func:`losses`."""
         self._problem: RdzvEtcdError | None = None
         """See :attr:`problem`. Only a lead that works clears it: that something else can be read
         says nothing about what a leader needs."""
@@ -238,12 +234,9 @@ class Leadership:
         if isinstance(step, Change):
             done = await self._publish(control, nodes, step)
         elif isinstance(step, Close):
-            known = self._losses if control.open_change == self._published else {}
-            done = await self.closer.close(control, nodes, step, known)
-        elif isinstance(step, KeepWaiting):
-            return _earliest(step.until_s, context.log.progress(step.reason, now_s))
+            done = await self.closer.close(control, nodes, step)
         else:
-            return step.until_s
+            return _earliest(step.until_s, context.log.progress(step.reason, now_s))
         # If it was refused, a node joined (again) in this very moment, or the lead is gone: the
         # watches show it, if they have not done so already.
         news = presences.view is not nodes or not _same_keys(context.control.view, seen)
@@ -286,9 +279,7 @@ class Leadership:
             return False
         context.show_written(result.revision, change=change, change_revision=result.revision)
         context.log.names.learn(nodes.present)  # not at each of thousands of arrivals
-        self._published = change
-        self._losses = losses(change, nodes, context.clock.now_s())
-        for node_id, after_s in self._losses.items():
+        for node_id, after_s in losses(change, nodes, context.clock.now_s()).items():
             context.recorder.declared_lost(cause_of_loss(change.lost[node_id]), after_s)
         why = text_of_change(change, context.log.names)
         context.log.info(f"round {change.round} is over: {why}")

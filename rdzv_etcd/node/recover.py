@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import asyncio
 
-from rdzv_etcd.errors import EtcdError, EtcdRefusedError, RdzvEtcdError, StateCorruptError
+from rdzv_etcd.errors import EtcdError, EtcdRefusedError, RdzvEtcdError
 from rdzv_etcd.etcd.port import KeyValue
+from rdzv_etcd.node.accuse import place_of
 from rdzv_etcd.node.context import NodeContext
 from rdzv_etcd.node.job_leases import put_back_job_lease
 from rdzv_etcd.node.leave import announce_drain, step_aside
@@ -29,7 +30,6 @@ from rdzv_etcd.protocol.liveness import room_for_a_world_s
 from rdzv_etcd.protocol.member import Member, Phase
 from rdzv_etcd.protocol.model import Accusation, NodeInfo, Round
 from rdzv_etcd.protocol.steps import WorkingStep, working_step
-from rdzv_etcd.protocol.views import place_in
 from rdzv_etcd.text import shown
 
 
@@ -134,7 +134,6 @@ async def _return_to(
     if info is None:
         return
     slice_, place = member.slice_of(record), context.presence.view.kv
-    accusation = _accusation(context, place)
     if step is WorkingStep.RECORD:
         await put_back_job_lease(context, record)
         txn = requests.restore_record(keys, control, record, info, session, slice_=slice_)
@@ -148,22 +147,12 @@ async def _return_to(
         return  # things have changed meanwhile, or this very write was applied before
     member.note_presence(session)
     member.slice_revision = control.round_revision  # its slice is there as well
-    if accusation is not None:
+    accusation = place_of(keys, place).holds
+    if isinstance(accusation, Accusation):
         by, how = context.log.names(accusation.by), shown(accusation.how)
         context.log.warn(f"{by} reported this node dead ({how}); it is alive")
     elif not info.finished:
         context.log.info(f"back in round {record.number} ({step.value})")
-
-
-def _accusation(context: NodeContext, place: KeyValue | None) -> Accusation | None:
-    """Return the accusation by another node that stands in the place of this one's presence."""
-    if place is None:
-        return None
-    try:
-        found = place_in(context.keys, place)
-    except StateCorruptError:  # another program has written there
-        return None
-    return found if isinstance(found, Accusation) else None
 
 
 async def watch_own_presence(context: NodeContext, member: Member) -> None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
 from rdzv_etcd.errors import StateCorruptError
+from rdzv_etcd.etcd.port import Etcd
+from rdzv_etcd.etcd.reads import own_limit
 from rdzv_etcd.node.context import NodeContext
 from rdzv_etcd.node.views import read_pages
 from rdzv_etcd.node.waiting import RETRY_S
 from rdzv_etcd.protocol import requests
+from rdzv_etcd.protocol.keys import JobKeys
 from rdzv_etcd.protocol.member import Seat
 from rdzv_etcd.protocol.model import Control, NodeInfo, Round, Slices
 from rdzv_etcd.protocol.ranks import assemble, cut
@@ -65,8 +68,8 @@ class Roster:
             return control, 0.0
         world = (record.run, record.number)
         if self._world != world or not self._complete:
-            self._members, self._complete, problems = await _read(
-                context, record.number, record.slices
+            self._members, self._complete, problems = await read_members(
+                context.etcd, context.keys, world[1], record.slices, lambda: context.urgent_limit_s
             )
             self._world = world
             # After a loss of data they put them back without being asked.
@@ -108,7 +111,9 @@ async def members_of(context: NodeContext, world: Seat | Round) -> tuple[str, ..
     if world.slices is None:
         return world.members
     number = world.round if isinstance(world, Seat) else world.number
-    members, complete, problems = await _read(context, number, world.slices)
+    members, complete, problems = await read_members(
+        context.etcd, context.keys, number, world.slices, lambda: context.urgent_limit_s
+    )
     if problems and not complete:
         raise problems[0]
     return members
@@ -131,10 +136,23 @@ async def presences_of(context: NodeContext, seat: Seat) -> list[NodeInfo]:
         await context.clock.sleep(RETRY_S)
 
 
-async def _read(
-    context: NodeContext, number: int, slices: Slices
+async def with_members(
+    etcd: Etcd, keys: JobKeys, control: Control, limit_s: Callable[[], float | None] = own_limit
+) -> Control:
+    """Name the members of a large world in its record, as that of a small one does. Raises
+    EtcdError."""
+    record = control.round
+    if record is None or record.slices is None or record.members:
+        return control
+    members, *_ = await read_members(etcd, keys, record.number, record.slices, limit_s)
+    return replace(control, round=replace(record, members=members))
+
+
+async def read_members(
+    etcd: Etcd, keys: JobKeys, number: int, slices: Slices, limit_s: Callable[[], float | None]
 ) -> tuple[tuple[str, ...], bool, list[StateCorruptError]]:
-    edition = context.keys.edition(number, slices.edition)
-    result = await read_pages(context.etcd, edition, limit_s=lambda: context.urgent_limit_s)
+    """Read the slices of a large world: its members by rank, whether all are known, and what is
+    wrong with slices that cannot be read. Raises EtcdError."""
+    result = await read_pages(etcd, keys.edition(number, slices.edition), limit_s=limit_s)
     found, problems = slices_from(result, slices.size)
     return *assemble(found, slices.size), problems

@@ -38,10 +38,7 @@ from rdzv_etcd.etcd.port import (
 from rdzv_etcd.etcd.reads import own_limit, read_range
 from rdzv_etcd.etcd.retry import Deadline
 from rdzv_etcd.node.waiting import RETRY_S, Wakeup
-from rdzv_etcd.protocol.keys import JobKeys, KeyRange
-from rdzv_etcd.protocol.model import Control
-from rdzv_etcd.protocol.ranks import assemble
-from rdzv_etcd.protocol.views import slices_from
+from rdzv_etcd.protocol.keys import KeyRange
 
 V = TypeVar("V")
 
@@ -375,18 +372,3 @@ async def _joined(reading: AsyncIterator[GetResult]) -> GetResult:
 def within(clock: Clock, timeout_s: float | None) -> Callable[[], float | None]:
     """Return the limits of requests that are done within so many seconds from now, all together."""
     return own_limit if timeout_s is None else Deadline(clock, timeout_s).remaining_s
-
-
-async def with_members(
-    etcd: Etcd, keys: JobKeys, control: Control, limit_s: Callable[[], float | None] = own_limit
-) -> Control:
-    """Name the members of a large world in its record, as that of a small one does. Raises
-    EtcdError, StateCorruptError."""
-    record = control.round
-    if record is None or record.slices is None or record.members:
-        return control
-    slices = record.slices
-    result = await read_pages(etcd, keys.edition(record.number, slices.edition), limit_s=limit_s)
-    found, _ = slices_from(result, slices.size)
-    members, _ = assemble(found, slices.size)
-    return replace(control, round=replace(record, members=members))

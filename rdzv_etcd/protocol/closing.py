@@ -33,8 +33,8 @@ class Close:
 class KeepWaiting:
     """Do nothing until something changes, or until ``until_s`` on the leader's clock."""
 
-    until_s: float | None
-    reason: str
+    until_s: float | None = None
+    reason: str = ""
 
 
 def decide_close(

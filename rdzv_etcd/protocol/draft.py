@@ -11,6 +11,7 @@ from rdzv_etcd.protocol.describe import refused_lately
 from rdzv_etcd.protocol.member import Member
 from rdzv_etcd.protocol.model import Change, Control, NodeInfo, Nodes, Round, Ttls
 from rdzv_etcd.protocol.ranks import slices_for
+from rdzv_etcd.protocol.world_end import losses
 from rdzv_etcd.settings import Settings
 from rdzv_etcd.settings.fields import MAX_EPOCH_CLAIM
 from rdzv_etcd.text import shown
@@ -128,10 +129,9 @@ def audit(
     now_s: float,
     wall_s: float,
     opened_s: float,
-    losses: Mapping[str, float | None],
 ) -> dict[str, object]:
-    """Describe how the round came about, for people; ``opened_s``: since when it could be closed;
-    ``losses``: those of the change, if this node has published it."""
+    """Describe how the round came about, for people; ``opened_s``: since when it could be closed,
+    as the change was there."""
     change = control.open_change
     arrivals = [nodes.present[node.node_id] for node in decision.world]
     last = max(arrivals, key=lambda presence: presence.seen_s)
@@ -152,7 +152,7 @@ def audit(
         "expelled": list(decision.expelled[:_AUDITED]),
         "refused": _refused(control, record),
         "came_back": _why_back(decision, change),
-        "change": None if change is None else _audited(change, losses),
+        "change": None if change is None else _audited(change, losses(change, nodes, opened_s)),
     }
 
 
@@ -165,8 +165,8 @@ def _refused(control: Control, record: Round) -> dict[str, object] | None:
     return {"node": refused.node_id, "why": why, "wall_s": round(refused.wall_s, 3)}
 
 
-def _audited(change: Change, losses: Mapping[str, float | None]) -> dict[str, object]:
-    after_s = {node: round(after_s, 3) for node, after_s in losses.items() if after_s is not None}
+def _audited(change: Change, lost_s: Mapping[str, float | None]) -> dict[str, object]:
+    after_s = {node: round(after_s, 3) for node, after_s in lost_s.items() if after_s is not None}
     return {
         "waiters": list(change.waiters),
         "lost": dict(change.lost),

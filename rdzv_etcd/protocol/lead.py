@@ -18,19 +18,11 @@ from rdzv_etcd.protocol.liveness import doubted, lost_from_s
 from rdzv_etcd.protocol.member import Member
 from rdzv_etcd.protocol.model import Change, Control, Nodes, Round
 from rdzv_etcd.settings import Settings
-from rdzv_etcd.text import shown
+from rdzv_etcd.text import many, shown
 from rdzv_etcd.world_change import left_because
 
 NAMES_IN_CHANGE = 32
 """How many waiters, and how many lost members, a change names."""
-
-
-@dataclass(frozen=True, slots=True)
-class Healthy:
-    """Do nothing, or not before ``until_s`` on the leader's clock."""
-
-    until_s: float | None = None
-    reason: str = ""
 
 
 def decide_change(
@@ -41,7 +33,7 @@ def decide_change(
     trust_absence_s: float,
     round_trip_s: float = 0.0,
     unknown_until_s: float = math.inf,
-) -> Change | Healthy:
+) -> Change | KeepWaiting:
     """Decide whether the formed round is over: then return the change to publish.
 
     Before ``trust_absence_s`` a member without presence is not declared lost: the leader was cut
@@ -54,7 +46,7 @@ def decide_change(
     """
     formed = control.formed
     if formed is None or control.open_change is not None:
-        return Healthy()
+        return KeepWaiting()
     census = take_census(control, nodes, formed.settings)
     lost = {node_id: left_because(reason) for node_id, reason in census.leaving.items()}
     may_return: list[float] = []
@@ -75,9 +67,9 @@ def decide_change(
         return _named_in_part(formed, named, lost, because)
     if may_return:
         until_s = min(may_return)
-        reason = f"{len(may_return)} members are not back yet"
-        return Healthy(None if until_s == math.inf else until_s, reason)
-    return Healthy()
+        reason = f"{many(len(may_return), 'member')} not back yet"
+        return KeepWaiting(None if until_s == math.inf else until_s, reason)
+    return KeepWaiting()
 
 
 def _named_in_part(
@@ -111,7 +103,7 @@ class Times:
     """How long etcd took to answer last."""
 
 
-LeaderStep = Change | Close | Healthy | KeepWaiting
+LeaderStep = Change | Close | KeepWaiting
 
 _TTLS_OF_AN_EDIT = 3
 """How long a role may lack something while it is edited."""
@@ -137,12 +129,10 @@ def leader_step(
     if isinstance(change, Change) or not _is_open(member, control):
         return change
     closing = _closing_step(member, control, nodes, settings, times)
-    if isinstance(closing, KeepWaiting) and change.until_s is not None:
-        until_s = (
-            change.until_s if closing.until_s is None else min(change.until_s, closing.until_s)
-        )
-        return KeepWaiting(until_s, closing.reason)
-    return closing
+    if isinstance(closing, Close):
+        return closing
+    times_s = [until_s for until_s in (change.until_s, closing.until_s) if until_s is not None]
+    return KeepWaiting(min(times_s, default=None), closing.reason)
 
 
 def _is_open(member: Member, control: Control) -> bool:

@@ -12,7 +12,7 @@ import math
 from dataclasses import replace
 
 from rdzv_etcd.protocol.closing import Close, KeepWaiting, decide_close
-from rdzv_etcd.protocol.lead import Healthy, decide_change
+from rdzv_etcd.protocol.lead import decide_change
 from rdzv_etcd.protocol.model import (
     Accusation,
     Accused,
@@ -223,13 +223,13 @@ class Scene:
         assert isinstance(decision, Close), decision
         return " ".join(node.node_id for node in decision.world)
 
-    def change(self, *, trusted: bool = True) -> Change | Healthy:
+    def change(self, *, trusted: bool = True) -> Change | KeepWaiting:
         trust_s = NOW_S if trusted else NOW_S + 3.0
         return decide_change(self.control, self.nodes, NOW_S, trust_absence_s=trust_s)
 
     def published(self, *, trusted: bool = True) -> tuple[str, dict[str, str]] | None:
         """The waiters and the lost members of the change; ``None``: nothing is published."""
         decision = self.change(trusted=trusted)
-        if isinstance(decision, Healthy):
+        if isinstance(decision, KeepWaiting):
             return None
         return " ".join(decision.waiters), dict(decision.lost)

@@ -7,7 +7,6 @@ import math
 import pytest
 
 from rdzv_etcd.protocol.closing import Close, KeepWaiting
-from rdzv_etcd.protocol.lead import Healthy
 from rdzv_etcd.protocol.liveness import (
     ABSENCE_GRACE_S,
     ANSWER_GRACE_S,
@@ -91,7 +90,7 @@ def test_a_change_names_how_the_accused_was_lost(ago_s: float, is_told: bool) ->
         assert isinstance(decision, Change)
         assert decision.lost == {"b": GONE.how}
     else:
-        assert isinstance(decision, Healthy)
+        assert isinstance(decision, KeepWaiting)
         assert decision.until_s == NOW_S + ANSWER_GRACE_S
 
 
