@@ -23,7 +23,7 @@ from rdzv_etcd.node.waiting import Backoff, Wakeup
 from rdzv_etcd.protocol import requests
 from rdzv_etcd.protocol.codec import encode_node
 from rdzv_etcd.protocol.keys import JobKeys
-from rdzv_etcd.protocol.model import Control, NodeInfo, Refused
+from rdzv_etcd.protocol.model import Control, Leader, NodeInfo, Refused
 from rdzv_etcd.protocol.views import control_after, control_from
 from rdzv_etcd.settings import Settings
 from rdzv_etcd.text import LINE, shown
@@ -205,6 +205,13 @@ class NodeContext:
                 kv = KeyValue(self.keys.node(info.node_id), encode_node(info), at, at, 1, session)
                 self.presence.adopt(KeyView(at, kv))
         return result
+
+    def show_leader(self, leader: Leader, claimed: TxnResult) -> None:
+        """Put into the view which node leads after a claim; ``leader``: this node's proposal."""
+        known = self.control.view.leader_revision
+        news = requests.leader_after(leader, claimed, known)
+        if news is not None:
+            self.show_written(claimed.revision, leader=news[0], leader_revision=news[1])
 
     def take_control(self, result: TxnResult) -> None:
         """Adopt the control keys that came last with a refused transaction, if they are news.

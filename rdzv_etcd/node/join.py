@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
 
 from rdzv_etcd.errors import (
@@ -26,8 +25,8 @@ from rdzv_etcd.node.leave import (
     closed_error,
     closed_text,
     drained_error,
-    say_goodbye,
     why_interrupted,
+    withdraw,
 )
 from rdzv_etcd.node.waiting import RETRY_S
 from rdzv_etcd.protocol import requests
@@ -97,7 +96,9 @@ class Joining:
             return await self._until_entered()
         except BaseException as error:
             if member.phase is not Phase.GONE:  # leaving ends the session itself, and relies on it
-                await asyncio.shield(self._withdraw(member.give_up(), self._why_withdrawn(error)))
+                # Nodes that saw this one waiting do not count on it any more.
+                why = self._why_withdrawn(error)
+                await asyncio.shield(withdraw(context, member, member.give_up(), why))
             raise
 
     async def _until_entered(self) -> Seat:
@@ -295,7 +296,7 @@ class Joining:
                     member.slice_revision = control.round_revision  # it is there now
                 claimed = result.results[1]
                 if isinstance(claimed, TxnResult):
-                    self._leadership.note(Leader(info.node_id, info.settings), claimed)
+                    context.show_leader(Leader(info.node_id, info.settings), claimed)
                 context.wakeup.notify()  # if the leader has gone meanwhile, this node may claim
                 context.log.info(f"arrived for round {info.arrived_for}, waiting for others")
                 return
@@ -330,11 +331,6 @@ class Joining:
     async def _look_again(self) -> None:
         context = self._context
         await context.control.refresh(context.settings.connection.request_timeout_s)
-
-    async def _withdraw(self, info: NodeInfo | None, reason: str) -> None:
-        """Remove the presence: nodes that saw this one waiting do not count on it any more."""
-        with contextlib.suppress(EtcdError):  # then the lease runs out
-            await say_goodbye(self._context, self._member, self._leadership, info, reason)
 
     def _why_withdrawn(self, error: BaseException) -> str:
         """Why this node no longer waits, as the others are shown."""

@@ -17,7 +17,7 @@ from rdzv_etcd.errors import (
     RdzvEtcdError,
     StateCorruptError,
 )
-from rdzv_etcd.etcd.port import GetResult, Op, TxnResult
+from rdzv_etcd.etcd.port import GetResult
 from rdzv_etcd.node.close_round import RoundCloser
 from rdzv_etcd.node.context import NodeContext
 from rdzv_etcd.node.slices import Roster
@@ -32,7 +32,7 @@ from rdzv_etcd.protocol.model import Change, Control, Leader, Nodes
 from rdzv_etcd.protocol.steps import LeadStep, claim_delay_s, holds_lead, lead_step
 from rdzv_etcd.protocol.views import nodes_after, nodes_from, nodes_went_back
 from rdzv_etcd.protocol.world_end import losses
-from rdzv_etcd.world_change import cause_of_loss, left_because
+from rdzv_etcd.world_change import cause_of_loss
 
 _MOST_REPORTED = 8
 """More unreadable keys than this are one mistake, or one attack: they are only counted."""
@@ -131,14 +131,7 @@ class Leadership:
         leader = Leader(context.identity.node_id, context.settings.job)
         result = await context.write(requests.claim(context.keys, leader, session), session)
         if result is not None:
-            self.note(leader, result)
-
-    def note(self, leader: Leader, result: TxnResult) -> None:
-        """Adopt from the result of a claim which node leads (``leader``: this node's proposal)."""
-        known = self._context.control.view.leader_revision
-        news = requests.leader_after(leader, result, known)
-        if news is not None:
-            self._context.show_written(result.revision, leader=news[0], leader_revision=news[1])
+            context.show_leader(leader, result)
 
     async def _lead(self, fence: int) -> None:
         context = self._context
@@ -284,19 +277,6 @@ class Leadership:
         why = text_of_change(change, context.log.names)
         context.log.info(f"round {change.round} is over: {why}")
         return True
-
-    def departure(self, reason: str) -> tuple[Op, ...]:
-        """Return what this node's goodbye does besides: if it leads the world that it is in,
-        publish that this is over, so that the others need not wait for the next leader."""
-        context = self._context
-        control, node_id = context.control.view, context.identity.node_id
-        formed = control.formed
-        if not self.is_mine or formed is None or control.open_change is not None:
-            return ()
-        if self._member.rank_in(formed) is None:
-            return ()
-        change = Change(formed.run, formed.number, (), {node_id: left_because(reason)})
-        return (requests.publish_change(context.keys, control, change),)
 
     # -- trouble --------------------------------------------------------------------------------
 

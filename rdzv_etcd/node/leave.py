@@ -10,7 +10,6 @@ node puts it on its own session when it learns of it.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -23,15 +22,15 @@ from rdzv_etcd.errors import (
     OutcomeUnknownError,
     StateCorruptError,
 )
-from rdzv_etcd.etcd.port import Etcd, KeyValue, Op, TxnResult
+from rdzv_etcd.etcd.port import Etcd, KeyValue, Txn, TxnResult
 from rdzv_etcd.node.accuse import read_place
 from rdzv_etcd.node.context import NodeContext
-from rdzv_etcd.node.lead import Leadership
 from rdzv_etcd.node.waiting import RETRY_S
 from rdzv_etcd.protocol import requests
 from rdzv_etcd.protocol.codec import decode_drain, decode_key
 from rdzv_etcd.protocol.describe import why_drained
 from rdzv_etcd.protocol.keys import JobKeys
+from rdzv_etcd.protocol.lead import departure
 from rdzv_etcd.protocol.liveness import answer_grace_s
 from rdzv_etcd.protocol.member import Member, Phase
 from rdzv_etcd.protocol.model import Accusation, Closure, Control, Drain, Ended, NodeInfo, Round
@@ -267,12 +266,17 @@ async def _ended_lease(etcd: Etcd, settings: Settings, control: Control, marker_
     return (await etcd.grant(timing.ended_ttl_s, timeout_s=timeout_s)).lease_id
 
 
+async def withdraw(
+    context: NodeContext, member: Member, info: NodeInfo | None, reason: str
+) -> None:
+    """Say goodbye without leaving the job: the node may join again. If etcd does not answer, the
+    lease runs out."""
+    with contextlib.suppress(EtcdError):
+        await say_goodbye(context, member, info, reason)
+
+
 async def say_goodbye(
-    context: NodeContext,
-    member: Member,
-    leadership: Leadership,
-    info: NodeInfo | None,
-    reason: str,
+    context: NodeContext, member: Member, info: NodeInfo | None, reason: str
 ) -> None:
     """End the session, whatever becomes of the goodbye, which shows the others at once why.
 
@@ -284,7 +288,11 @@ async def say_goodbye(
         session = context.session.lease_id
         try:
             if session and info is not None and member.closure is None:
-                also = leadership.departure(reason)
+                control = context.control.view
+                change = departure(member, control, session, reason)
+                also = None
+                if change is not None:
+                    also = requests.publish_change(context.keys, control, change)
                 await _mark_leaving(context, info, reason, session, limit_s, also=also)
         except EtcdError as error:
             context.log.info(f"etcd did not take the goodbye: {error}")
@@ -299,13 +307,10 @@ async def _mark_leaving(
     session: int,
     limit_s: float,
     *,
-    also: Sequence[Op] = (),
+    also: Txn | None = None,
 ) -> None:
-    await context.etcd.txn(
-        requests.say_goodbye(context.keys, replace(info, leaving=reason), session, also),
-        timeout_s=limit_s,
-        repeatable=True,
-    )
+    txn = requests.say_goodbye(context.keys, replace(info, leaving=reason), session, also)
+    await context.etcd.txn(txn, timeout_s=limit_s, repeatable=True)
 
 
 async def step_aside(context: NodeContext, member: Member) -> None:

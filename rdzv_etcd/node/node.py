@@ -6,14 +6,13 @@ Everything here runs on one event loop; :mod:`rdzv_etcd.world.group` is its bloc
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import weakref
 from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, TypeVar
 
 from rdzv_etcd.clock import Clock
-from rdzv_etcd.errors import EtcdError, RdzvEtcdError
+from rdzv_etcd.errors import RdzvEtcdError
 from rdzv_etcd.etcd.port import Etcd, GetResult
 from rdzv_etcd.metrics import Recorder
 from rdzv_etcd.node import leave as leaving
@@ -371,8 +370,7 @@ class Node:
         self._record_end()
         info = member.give_up(reason)
         context.wakeup.notify()
-        with contextlib.suppress(EtcdError):  # then the lease runs out
-            await leaving.say_goodbye(context, member, self._leadership, info, reason)
+        await leaving.withdraw(context, member, info, reason)
 
     # -- what the watch on the control keys shows -------------------------------------------------
 
@@ -451,7 +449,7 @@ class Node:
 
     async def _say_goodbye(self, reason: str) -> None:
         context, member = self._context, self._member
-        await leaving.say_goodbye(context, member, self._leadership, member.info, reason)
+        await leaving.say_goodbye(context, member, member.info, reason)
         if self._watchdog is not None:
             await self._watchdog.revoke_abandoned()
         await leaving.remove_job(self._context, self._member)

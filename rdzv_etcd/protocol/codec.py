@@ -27,6 +27,7 @@ from rdzv_etcd.protocol.fields import (
     MAX_EPOCH,
     NUMBER,
     TEXT,
+    WHOLE,
     Epoch,
     Kind,
     Object,
@@ -61,7 +62,7 @@ T = TypeVar("T")
 # --- objects --------------------------------------------------------------------------------------
 
 
-_KINDS: dict[Any, Kind[Any]] = {bool: FLAG, float: NUMBER, int: whole()}
+_KINDS: dict[Any, Kind[Any]] = {bool: FLAG, float: NUMBER, int: WHOLE}
 """The bounds of types that name none; objects that are parts of others are added below."""
 
 
@@ -163,7 +164,7 @@ def decode(key: bytes, value: bytes, read: Callable[[str, Any], T]) -> T:
         raw = _JSON.decode(value.decode())
         if not isinstance(raw, dict):
             raise ValueError("not a JSON object")
-        version = whole().read("v", raw.get("v"))
+        version = WHOLE.read("v", raw.get("v"))
         if version != VERSION:
             problem = f"it has format version {version}, and this library reads {VERSION}"
             raise StateVersionError(key.decode(errors="replace"), problem)

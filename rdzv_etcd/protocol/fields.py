@@ -213,6 +213,7 @@ def _write_lease(name: str, lease: int) -> str:
 
 # --- types ----------------------------------------------------------------------------------------
 
+WHOLE = whole()
 FLAG = _same(_flag)
 NUMBER = _same(_number)
 NAME = _same(a_name)

@@ -17,6 +17,7 @@ from rdzv_etcd.protocol.closing import Close, KeepWaiting, decide_close
 from rdzv_etcd.protocol.liveness import doubted, lost_from_s
 from rdzv_etcd.protocol.member import Member
 from rdzv_etcd.protocol.model import Change, Control, Nodes, Round
+from rdzv_etcd.protocol.steps import holds_lead
 from rdzv_etcd.settings import Settings
 from rdzv_etcd.text import many, shown
 from rdzv_etcd.world_change import left_because
@@ -181,6 +182,17 @@ def _may_be_put_back(member: Member, control: Control, nodes: Nodes, *, embed: b
     remembers = control.epoch_base > 0 or embed
     older = any(node.create_revision <= gone for node in nodes.present.values())
     return not gone or not remembers or older
+
+
+def departure(member: Member, control: Control, session: int, reason: str) -> Change | None:
+    """Return the change that a node publishes as it leaves: that its world is over, if it leads
+    that, so that the others need not wait for the next leader."""
+    formed = control.formed
+    if formed is None or control.open_change is not None or member.rank_in(formed) is None:
+        return None
+    if not holds_lead(member, control, session):
+        return None
+    return Change(formed.run, formed.number, (), {member.node_id: left_because(reason)})
 
 
 def is_unfit_to_lead(

@@ -170,15 +170,16 @@ def _present(
     return (*ops, Txn((Compare(key, Target.VALUE, Relation.EQUAL, back.value),), (), (back,)))
 
 
-def say_goodbye(keys: JobKeys, info: NodeInfo, session: int, also: Sequence[Op] = ()) -> Txn:
+def say_goodbye(keys: JobKeys, info: NodeInfo, session: int, also: Txn | None = None) -> Txn:
     """Mark a presence as leaving, if it is there, so that the others learn why it goes.
 
     ``also``: :func:`publish_change` of a leader that goes.
     """
+    ops = () if also is None else (also,)
     key = keys.node(info.node_id)
     return Txn(
         (Compare(key, Target.LEASE, Relation.EQUAL, session),),
-        (Put(key, values.encode_node(info), session), *also),
+        (Put(key, values.encode_node(info), session), *ops),
     )
 
 

@@ -232,7 +232,7 @@ def test_a_leader_s_goodbye_ends_its_world_or_finds_it_ended(store: Store, is_ov
     """It may not know yet that the world is over; the others learn why it goes, anyway."""
     store.formed("a")
     earlier, change = Change("run", 1, ("x",)), Change("run", 1, (), {"a": "left: SIGTERM"})
-    also = (requests.publish_change(store.keys, store.control, change),)
+    also = requests.publish_change(store.keys, store.control, change)
     if is_over:
         store.publish(earlier)
     leaving = replace(info("a"), leaving="SIGTERM")
