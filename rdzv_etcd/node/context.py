@@ -102,13 +102,9 @@ class Identity:
     run_seed: str
     """Random; names the run if this node starts one."""
 
-    @property
-    def name(self) -> str:
-        return self.node_id.split("~", 1)[0]
-
     def is_beside(self, node_id: str) -> bool:
         """Whether that node is of this one's host."""
-        return node_id.split("~", 1)[0] == self.name
+        return node_id.split("~", 1)[0] == self.node_id.split("~", 1)[0]
 
 
 @dataclass(frozen=True, slots=True)

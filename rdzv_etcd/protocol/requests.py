@@ -76,6 +76,14 @@ def _leads(keys: JobKeys, control: Control) -> tuple[Compare, ...]:
     )
 
 
+def _on_record(keys: JobKeys, control: Control, ops: Sequence[Op], *guards: Compare) -> Txn:
+    """Do ``ops`` if the round's record is still that of ``control``, and ``guards`` hold. Otherwise
+    the result holds the control keys as they are now."""
+    return Txn(
+        (record_is(keys, control.round_revision), *guards), tuple(ops), (keys.control.read(),)
+    )
+
+
 # --- presences and the lead -----------------------------------------------------------------------
 
 
@@ -91,14 +99,9 @@ def arrive(
     ``slice_``: that of a member whose record was put back. The leader may not know the members in
     it.
 
-    On failure the result holds the control keys as they are now; on success :func:`leader_after`
-    returns the leader.
+    On success :func:`leader_after` returns the leader.
     """
-    return Txn(
-        (record_is(keys, control.round_revision),),
-        _present(keys, info, session, control.formed, slice_),
-        (keys.control.read(),),
-    )
+    return _on_record(keys, control, _present(keys, info, session, control.formed, slice_))
 
 
 def restore_presence(
@@ -116,14 +119,12 @@ def restore_presence(
     this node has arrived again, and this is a copy that comes late. ``slice_``: this member's slice
     of a large world, which may be gone or overwritten as well.
     """
-    return Txn(
-        (
-            record_is(keys, control.round_revision),
-            is_at(keys.change, control.change_revision),
-            is_at(keys.node(info.node_id), presence_revision),
-        ),
+    return _on_record(
+        keys,
+        control,
         _present(keys, info, session, control.round, slice_),
-        (keys.control.read(),),
+        is_at(keys.change, control.change_revision),
+        is_at(keys.node(info.node_id), presence_revision),
     )
 
 
@@ -140,18 +141,9 @@ def restore_record(
 
     Refused if a run was closed meanwhile: it may have been this one.
     """
-    return Txn(
-        (
-            record_is(keys, control.round_revision),
-            is_at(keys.ended, control.ended_revision),
-        ),
-        (
-            *_present(keys, info, session, record, slice_),
-            _record(keys, record),
-            Delete(keys.change),
-        ),
-        (keys.control.read(),),
-    )
+    present = _present(keys, info, session, record, slice_)
+    ops = (*present, _record(keys, record), Delete(keys.change))
+    return _on_record(keys, control, ops, is_at(keys.ended, control.ended_revision))
 
 
 def _present(
@@ -253,18 +245,13 @@ def publish_change(
     record = control.round
     lost = [node for node, how in change.lost.items() if reason_to_leave(how) is None]
     lease = 0 if record is None else record.job_lease
-    return Txn(
-        (
-            *_leads(keys, control),
-            record_is(keys, control.round_revision),
-            is_at(keys.change, control.change_revision),
-            *(
-                is_at(keys.node(node), 0 if nodes is None else nodes.in_place_of(node))
-                for node in lost
-            ),
-        ),
-        (Put(keys.change, values.encode_change(change), lease),),
-        (keys.control.read(),),
+    return _on_record(
+        keys,
+        control,
+        [Put(keys.change, values.encode_change(change), lease)],
+        *_leads(keys, control),
+        is_at(keys.change, control.change_revision),
+        *(is_at(keys.node(node), 0 if nodes is None else nodes.in_place_of(node)) for node in lost),
     )
 
 
@@ -294,15 +281,14 @@ def close_round(
         ops.append(Put(keys.audit(record.number, record.run), _audit(audit), lease))
     if epoch_lease:
         ops.append(Put(keys.epoch, values.encode_epoch(record.epoch_base), epoch_lease))
-    return Txn(
-        (
-            *_leads(keys, control),
-            record_is(keys, control.round_revision),
-            Compare(nodes.start, Target.MOD, Relation.LESS, nodes_revision + 1, nodes.end),
-            *_has_slices(keys, record),
-        ),
-        (*ops, *_sweep(keys, record), keys.audits.read(count_only=True)),
-        (keys.control.read(),),
+    ops += [*_sweep(keys, record), keys.audits.read(count_only=True)]
+    return _on_record(
+        keys,
+        control,
+        ops,
+        *_leads(keys, control),
+        Compare(nodes.start, Target.MOD, Relation.LESS, nodes_revision + 1, nodes.end),
+        *_has_slices(keys, record),
     )
 
 
@@ -400,9 +386,7 @@ def publish_slices(
 def ask_for_slices(keys: JobKeys, control: Control, record: Round) -> Txn:
     """Put the record of a large world, ``record``, once more: its members put their slices back
     then. Fenced by the lead and the record."""
-    return Txn(
-        (*_leads(keys, control), record_is(keys, control.round_revision)), (_record(keys, record),)
-    )
+    return _on_record(keys, control, [_record(keys, record)], *_leads(keys, control))
 
 
 # --- the end of a job -----------------------------------------------------------------------------
@@ -419,14 +403,11 @@ def close_job(
 ) -> Txn:
     """Replace the round record by the closed marker, if it is still the one that was read, and add
     the run to those that are over (``ended``: all of them)."""
-    return Txn(
-        (record_is(keys, control.round_revision),),
-        (
-            Put(keys.round, values.encode_round(record), marker_lease),
-            Put(keys.ended, values.encode_ended(ended), ended_lease),
-        ),
-        (keys.control.read(),),
+    ops = (
+        Put(keys.round, values.encode_round(record), marker_lease),
+        Put(keys.ended, values.encode_ended(ended), ended_lease),
     )
+    return _on_record(keys, control, ops)
 
 
 def remove_job(keys: JobKeys, control: Control, node_id: str) -> Txn:
