@@ -33,7 +33,7 @@ from rdzv_etcd.protocol.model import Closure, Control, Drain
 from rdzv_etcd.protocol.views import control_from, control_went_back
 from rdzv_etcd.protocol.world_end import (
     cause_of_end,
-    others_reason,
+    is_logged,
     should_yield,
     waiting_count,
     why_over,
@@ -79,6 +79,8 @@ class Node:
         )
         self._reported_epoch = 0
         """The world of which this node has logged, or noted, why it is over."""
+        self._named_in: tuple[int, ...] = ()
+        """The state of the keys from which this node has learned the others' names."""
         self._leadership = Leadership(self._context, self._member)
         self._reports = Reports(self._context, self._member)
         self._peers = None if network is None else PeerLinks(self._context, self._member, network)
@@ -379,15 +381,20 @@ class Node:
         context, member = self._context, self._member
         now_s = context.clock.now_s()
         member.notice(view, now_s)
-        context.log.names.learn(known_ids(view))
+        revisions = (view.round_revision, view.change_revision, view.leader_revision)
+        named = (*revisions, view.refused_lease)
+        if named != self._named_in:  # not at each of the events of a round
+            self._named_in = named
+            context.log.names.learn(known_ids(view))
         ttls_s = None if view.formed is None else view.formed.lease_ttls_s
         if ttls_s is not None:
             context.session.note_ttls(ttls_s.shortest, ttls_s.longest)
-        over = why_over(member, view, member.epoch)
-        if over is not None and not isinstance(over, MovedOn):
-            context.recorder.world_over(cause_of_end(over), now_s)
-        why = None if member.epoch == self._reported_epoch else others_reason(member, view)
-        if why is not None:
+        why = why_over(member, view, member.epoch)
+        if why is None:
+            return
+        if not isinstance(why, MovedOn):
+            context.recorder.world_over(cause_of_end(why), now_s)
+        if member.epoch != self._reported_epoch and is_logged(member, why):
             self._reported_epoch = member.epoch
             if isinstance(why, Left | Waiting):  # logged with the next world, if there is one
                 member.reason = text_of(why, context.log.names)

@@ -69,13 +69,12 @@ def should_yield(member: Member, control: Control, epoch: int) -> bool:
     return any(drain.epoch == epoch for drain in control.drains.values())
 
 
-def others_reason(member: Member, control: Control) -> WorldChange | None:
-    """Return why the world that this node works in is over, unless the node itself ended it, or all
-    its members have finished; to a node that has finished only the job's failure matters."""
-    why = why_over(member, control, member.epoch)
-    if member.has_finished and not isinstance(why, Failed):
-        return None
-    return None if isinstance(why, MovedOn | Finished) else why
+def is_logged(member: Member, why: WorldChange) -> bool:
+    """Whether to log why a node's world is over: not if the node itself ended it, or all its
+    members have finished; to a node that has finished only the job's failure matters."""
+    return isinstance(why, Failed) or not (
+        member.has_finished or isinstance(why, MovedOn | Finished)
+    )
 
 
 def end_of(closure: Closure) -> Finished | Failed:
