@@ -69,8 +69,6 @@ class Joining:
         self._wait = wait
         self._belongs = member.epoch > 0
         """Whether the node was a member, or has arrived in this join: then it is no newcomer."""
-        self._reported: set[type[EtcdError]] = set()
-        """The kinds of the present trouble with etcd that were logged."""
         self._conflict_since_s = 0.0
 
     async def run(self, address: str, port: int, peer_port: int = 0, because: str = "") -> Seat:
@@ -208,7 +206,6 @@ class Joining:
         if self._wait.trouble is not None:
             self._note_not_arrivable()
         self._wait.note_trouble(None)
-        self._reported.clear()
         self._backoff.reset()
 
     def _note_not_arrivable(self) -> None:
@@ -227,6 +224,7 @@ class Joining:
         now_s = context.clock.now_s()
         self._note_not_arrivable()
         self._wait.note_trouble(error)
+        is_first = self._backoff.is_news(error)
         wait_s = self._backoff.after(error)
         if not isinstance(error, EtcdRefusedError):
             context.log.info(f"cannot reach etcd, trying again: {error}")
@@ -237,8 +235,7 @@ class Joining:
         retry_at_s, deadline_s = now_s + wait_s, self._wait.deadline_s()
         if retry_at_s >= deadline_s:
             raise self._final_error(error) from error
-        if type(error) not in self._reported:
-            self._reported.add(type(error))
+        if is_first:
             context.log.warn(f"waiting up to {deadline_s - now_s:.0f} s for etcd: {error}")
         seen = context.control.view.round_revision
         await context.wakeup.wait(

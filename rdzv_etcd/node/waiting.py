@@ -76,17 +76,17 @@ class Backoff:
     def reset(self) -> None:
         """Note that etcd did what it was asked."""
         self._next_s = RETRY_S
-        self._refused = False
+        self._refusals: set[type[Exception]] = set()
 
     def is_news(self, error: Exception) -> bool:
-        """Whether ``error`` is the first refusal, which is logged."""
-        return isinstance(error, EtcdRefusedError) and not self._refused
+        """Whether ``error`` is the first refusal of its kind, which is logged."""
+        return isinstance(error, EtcdRefusedError) and type(error) not in self._refusals
 
     def after(self, error: Exception) -> float:
         """Return how many seconds to wait after ``error``."""
         if not isinstance(error, EtcdRefusedError):
             return RETRY_S
-        self._refused = True
+        self._refusals.add(type(error))
         wait_s = self._next_s
         self._next_s = min(2 * wait_s, self._longest_s)
         return wait_s

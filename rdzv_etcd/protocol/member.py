@@ -128,10 +128,6 @@ class Member:
         has failed."""
         if self.phase is Phase.GONE:
             raise RendezvousFailedError("this node has left the job")
-        self.check_not_failed()
-
-    def check_not_failed(self) -> None:
-        """Raise TaskFailedError if one of the node's tasks has failed."""
         if self.failure is not None:
             name, error = self.failure
             raise TaskFailedError(name, error) from error
