@@ -53,8 +53,7 @@ class Leadership:
         self._backoff = context.backoff()
         self.closer = RoundCloser(context, member, self._roster)
         self._unreadable: set[str] = set()
-        """The keys among the presences that could not be read at the last look."""
-        self._unreadable_logged = 0
+        """The keys among the presences that this node has reported as unreadable."""
         self._problem: RdzvEtcdError | None = None
         """See :attr:`problem`. Only a lead that works clears it: that something else can be read
         says nothing about what a leader needs."""
@@ -237,17 +236,18 @@ class Leadership:
 
     def _warn_of_unreadable(self, nodes: Nodes) -> None:
         """Warn once of each key among the presences that no node has written."""
-        found, before = nodes.unreadable, self._unreadable_logged
-        new = [found[node_id].problem for node_id in found if node_id not in self._unreadable]
-        self._unreadable = set(found)
-        for problem in new[: max(0, _MOST_REPORTED - before)]:
-            self._context.log.warn(f"not counted among the nodes: {problem}")
-        if before < _MOST_REPORTED < before + len(new):
-            self._context.log.warn(
-                f"there are {len(found)} keys among the nodes that this library did not write; no "
-                "more of them are reported"
-            )
-        self._unreadable_logged += len(new)
+        found, reported = nodes.unreadable, self._unreadable
+        for node_id, what in found.items():
+            if node_id in reported or len(reported) > _MOST_REPORTED:
+                continue
+            reported.add(node_id)
+            text = f"not counted among the nodes: {what.problem}"
+            if len(reported) > _MOST_REPORTED:
+                text = (
+                    f"there are {len(found)} keys among the nodes that this library did not write; "
+                    "no more of them are reported"
+                )
+            self._context.log.warn(text)
 
     def _times(self, now_s: float) -> Times:
         session = self._context.session
