@@ -198,6 +198,8 @@ class PeerLinks:
         """Whether the world before ended because members were lost."""
         self._passed_over: set[str] = set()
         """Members without a presence, which may put it back."""
+        self._watched = ""
+        """The member that is watched over a link."""
         self._backoff = context.backoff()
         member.watches_early = True
 
@@ -250,17 +252,20 @@ class PeerLinks:
                 watching.result()  # it ends only with an error
 
     async def _until_other(self, epoch: int) -> None:
-        """Wait until a node is back that had no presence, or this one is in another world."""
+        """Wait until another node has to be watched: the one that is watched was declared lost, as
+        another node was faster, or one is back that had no presence, or there is another world."""
         member, wakeup, clock = self._member, self._context.wakeup, self._context.clock
 
         def is_over() -> bool:
-            return member.epoch != epoch
+            return member.epoch != epoch or self._is_declared_lost()
 
         while not is_over():
             await wakeup.wait(when=lambda: is_over() or bool(self._passed_over))
             await wakeup.wait(clock.now_s() + _PAUSE_S, when=is_over)
             if not is_over() and await self._are_back():
                 return
+        if member.epoch == epoch:
+            return
         # Meanwhile the neighbor in the world before is watched.
         record = member.record
         await clock.sleep(room_for_a_world_s(0 if record is None else record.size))
@@ -307,8 +312,6 @@ class PeerLinks:
                 if not info.peer_port:
                     return
                 seen = await self._see(info)
-                if seen is None:
-                    continue
                 if seen.end is LinkEnd.GOODBYE:
                     return
                 evidence = seen.evidence(others_are_gone=self._others_are_gone)
@@ -337,20 +340,18 @@ class PeerLinks:
         self._passed_over.add(node_id)
         self._context.wakeup.notify()
 
-    async def _see(self, info: NodeInfo) -> LinkSeen | None:
-        """Watch a node until it does not answer any more; ``None`` if it is declared lost before:
-        another node was faster."""
-        control, node_id = self._context.control, info.node_id
+    async def _see(self, info: NodeInfo) -> LinkSeen:
+        """Watch a node until it does not answer any more."""
+        was_lost = names_dead(self._context.control.view.open_change, info.node_id)  # and is back
+        self._watched = "" if was_lost else info.node_id
+        try:
+            return await self._peer_watch.watch(info, suspect=self._others_are_gone)
+        finally:
+            self._watched = ""
 
-        def is_lost() -> bool:
-            return names_dead(control.view.open_change, node_id)
-
-        was_lost = is_lost()  # and is back
-        seeing, _ = await race(
-            self._peer_watch.watch(info, suspect=self._others_are_gone),
-            self._context.wakeup.wait(when=lambda: is_lost() and not was_lost),
-        )
-        return None if seeing is None else seeing.result()
+    def _is_declared_lost(self) -> bool:
+        """Whether the node was declared lost that is watched."""
+        return names_dead(self._context.control.view.open_change, self._watched)
 
     def _warn_unreachable(self, info: NodeInfo, seen: LinkSeen, for_s: float) -> None:
         """Warn once of a node that this one has never reached. If its host answers for it, it may
