@@ -19,7 +19,7 @@ from rdzv_etcd.etcd.port import Etcd, GetResult, WatchBatch
 from rdzv_etcd.names import is_unknown
 from rdzv_etcd.node.slices import with_members
 from rdzv_etcd.node.views import ViewWatch, read_pages, within
-from rdzv_etcd.node.waiting import Wakeup
+from rdzv_etcd.node.waiting import Tasks, Wakeup
 from rdzv_etcd.protocol.events import (
     JobEvent,
     JobView,
@@ -82,7 +82,7 @@ class JobWatch:
         self._warned = ""
         """The last warning of why the view is an old one."""
         self._opening = asyncio.Lock()
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks = Tasks()
         self._failure: BaseException | None = None
         self._closed = False
         self._watch: ViewWatch[_Seen] = ViewWatch(
@@ -104,7 +104,7 @@ class JobWatch:
         Idempotent. Raises EtcdError, StateCorruptError.
         """
         async with self._opening:
-            if not (self._tasks or self._closed):
+            if self._view is None and not self._closed:
                 await self._open(timeout_s)
 
     async def _open(self, timeout_s: float | None) -> None:
@@ -122,9 +122,7 @@ class JobWatch:
         self._events.append(self._snapshot(self._view))
         self._etcd.watch_health.listeners.append(self._wakeup.notify)
         for work in (self._watch.run(), self._decide()):
-            task = asyncio.ensure_future(work)
-            task.add_done_callback(self._look_at)
-            self._tasks.append(task)
+            self._tasks.start(work, self._fail)
 
     async def next(self, timeout_s: float | None = None) -> JobEvent | None:
         """Return the next event; ``None`` if there is none within ``timeout_s``, or after the end.
@@ -165,11 +163,7 @@ class JobWatch:
     async def close(self) -> None:
         """Stop watching; a reader that waits in :meth:`next` gets ``None``. Idempotent."""
         self._closed = True
-        tasks, self._tasks = self._tasks, []
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+        await self._tasks.stop()
         await self._watch.close()
         with contextlib.suppress(ValueError):  # it never began, or was closed before
             self._etcd.watch_health.listeners.remove(self._wakeup.notify)
@@ -181,11 +175,9 @@ class JobWatch:
         is_over = self._closed or self._failure is not None
         return bool(self._events) or self._missed > 0 or is_over
 
-    def _look_at(self, task: asyncio.Task[None]) -> None:
-        error = None if task.cancelled() else task.exception()
-        if error is not None and self._failure is None:
-            self._failure = error
-            self._wakeup.notify()
+    def _fail(self, error: BaseException) -> None:
+        self._failure = self._failure or error
+        self._wakeup.notify()
 
     # -- views ------------------------------------------------------------------------------------
 

@@ -25,6 +25,7 @@ from rdzv_etcd.node.join import Joining
 from rdzv_etcd.node.join_wait import JoinWait
 from rdzv_etcd.node.lead import Leadership
 from rdzv_etcd.node.peers import PeerLinks
+from rdzv_etcd.node.waiting import Tasks
 from rdzv_etcd.node.watchdog import CallIns, Watchdog
 from rdzv_etcd.peers import PeerNetwork
 from rdzv_etcd.protocol.describe import known_ids
@@ -92,8 +93,9 @@ class Node:
             self._watchdog = Watchdog(
                 self._context, self._member, self.call_ins, settings.watchdog_s, network
             )
-        self._tasks: list[asyncio.Task[None]] = []
-        self._attended: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
+        self._duties: list[asyncio.Task[None]] = []
+        """The tasks that run until this node leaves; empty: it has not started, or has left."""
         self._watches: weakref.WeakSet[JobWatch] = weakref.WeakSet()
         """Those that are open are kept by their tasks."""
 
@@ -119,14 +121,14 @@ class Node:
     @property
     def leads(self) -> bool:
         """Whether this node holds the lead, as far as it knows."""
-        return bool(self._tasks) and self._leadership.is_mine
+        return bool(self._duties) and self._leadership.is_mine
 
     def waiting_count(self) -> int:
         """Above zero if this node should join again; from memory, never raises or blocks."""
         member = self._member
         if member.failure is not None and not member.is_finishing:
             return 1  # the next join raises it
-        if not self._tasks:
+        if not self._duties:
             return 0
         return waiting_count(member, self.control)
 
@@ -137,7 +139,7 @@ class Node:
         then the run that this node is in, or waits for.
         """
         member = self._member
-        if member.closure is None and member.info is None and self._tasks:
+        if member.closure is None and member.info is None and self._duties:
             return self.control.closure
         return member.closure
 
@@ -213,7 +215,7 @@ class Node:
         ``contact_s`` bounds the first contact with etcd; without it, it may take as long as any
         request. Raises EtcdError, StateCorruptError.
         """
-        if self._tasks:
+        if self._duties:
             return
         context = self._context
         timeout_s = context.settings.connection.request_timeout_s
@@ -231,33 +233,22 @@ class Node:
             "repair": recover.work_beside(context, member),
             "job lease": keep_job_leases(context, member),
         }
-        self._tasks = [self._spawn(duty, name) for name, duty in duties.items()]
+        self._duties = [  # if one failed, its work would be left undone
+            self._tasks.start(duty, partial(self.fail, name), self._named(name))
+            for name, duty in duties.items()
+        ]
         if self._watchdog is not None:
-            self._tasks.append(self._spawn(self._watchdog.run(), "watchdog", needed=False))
+            self._duties.append(self.attend(self._watchdog.run(), "watchdog"))
         if self._peers is not None:
-            self._tasks.append(self._spawn(self._peers.run(), "peer links", needed=False))
+            self._duties.append(self.attend(self._peers.run(), "peer links"))
 
-    def _spawn(
-        self, work: Coroutine[Any, Any, None], name: str, *, needed: bool = True
-    ) -> asyncio.Task[None]:
-        task = asyncio.ensure_future(work)
-        task.set_name(f"rdzv-etcd {name} {self._member.node_id}")
-        task.add_done_callback(partial(self._look_at, name, needed))
-        return task
-
-    def _look_at(self, name: str, needed: bool, task: asyncio.Task[None]) -> None:
-        """Let the node fail if a task has that is needed: its work would be left undone."""
-        error = None if task.cancelled() else task.exception()
-        if error is None or self._member.failure is not None:
-            return  # the first one is the cause
-        if not needed:
-            text = f"this node continues without its task {name!r}, which failed"
-            self._context.log.fail(text, error)
-            return
-        self.fail(name, error)
+    def _named(self, task: str) -> str:
+        return f"rdzv-etcd {task} {self._member.node_id}"
 
     def fail(self, task: str, error: BaseException) -> None:
         """End this node's part, because a task that it needs has failed."""
+        if self._member.failure is not None:
+            return  # the first one is the cause
         self._member.failure = (task, error)
         self._context.wakeup.notify()
         self._context.log.fail(f"this node cannot continue: its task {task!r} failed", error)
@@ -269,10 +260,13 @@ class Node:
 
     def attend(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         """Run something until it ends or this node leaves; if it fails, that is in the log."""
-        task = self._spawn(work, name, needed=False)
-        self._attended.add(task)
-        task.add_done_callback(self._attended.discard)
-        return task
+
+        def fail(error: BaseException) -> None:
+            if self._member.failure is None:
+                text = f"this node continues without its task {name!r}, which failed"
+                self._context.log.fail(text, error)
+
+        return self._tasks.start(work, fail, self._named(name))
 
     async def begin_watch(self, watch: JobWatch) -> None:
         """Let a reader of the job's events begin; it ends when this node leaves. Idempotent. Raises
@@ -296,7 +290,9 @@ class Node:
             await self._peers.answer_again()
         wait = JoinWait(self._context, self._member, timeout_s)
         joining = Joining(self._context, self._member, self._leadership, wait)
-        logging_waits = self._spawn(wait.log(), "wait lines")
+        logging_waits = self._tasks.start(
+            wait.log(), partial(self.fail, "wait lines"), self._named("wait lines")
+        )
         self._record_end()
         recorder, clock = self._context.recorder, self._context.clock
         recorder.join_began(clock.now_s())
@@ -439,7 +435,7 @@ class Node:
         context.recorder.left(context.clock.now_s())
         context.wakeup.notify()  # other threads' calls that wait end now
         try:
-            if self._tasks:
+            if self._duties:
                 goodbye = self._say_goodbye(shown(reason, MAX_REASON))
                 await context.clock.wait_for(goodbye, context.leaving_limit_s)
             else:  # it never started; a lease may be there all the same
@@ -451,7 +447,8 @@ class Node:
                 await watch.close()
             if self._peers is not None:
                 await self._peers.close()
-            await self._stop_tasks()
+            self._duties = []
+            await self._tasks.stop()
             await self._leadership.closer.drop_leases()  # leading may have been cut off in it
 
     async def _say_goodbye(self, reason: str) -> None:
@@ -460,10 +457,3 @@ class Node:
         if self._watchdog is not None:
             await self._watchdog.revoke_abandoned()
         await leaving.remove_job(self._context, self._member)
-
-    async def _stop_tasks(self) -> None:
-        tasks, self._tasks = [*self._tasks, *self._attended], []
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)

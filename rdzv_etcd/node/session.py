@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import math
 from collections import deque
@@ -14,7 +13,7 @@ from rdzv_etcd.errors import EtcdError
 from rdzv_etcd.etcd.port import Etcd
 from rdzv_etcd.log import LineTimes
 from rdzv_etcd.metrics import Recorder
-from rdzv_etcd.node.waiting import Wakeup
+from rdzv_etcd.node.waiting import Tasks, Wakeup
 
 _log = logging.getLogger("rdzv_etcd")
 
@@ -70,7 +69,7 @@ class Session:
         self._recorder = recorder or Recorder()
         self._silence_lines = LineTimes()
         """When the present silence of etcd is logged."""
-        self._renewals: set[asyncio.Task[None]] = set()
+        self._renewals = Tasks()
         self._defect: BaseException | None = None
         """What a renewal failed with unexpectedly; :meth:`run` raises it."""
         self._renewed_s = -math.inf
@@ -191,25 +190,17 @@ class Session:
                 if not self.lease_id:
                     await self._wakeup.wait(when=lambda: self.lease_id != 0)
                 elif not (self._failures and self._renewals):  # one that failed is tried again
-                    renewal = asyncio.ensure_future(self._renew())
-                    self._renewals.add(renewal)
-                    renewal.add_done_callback(self._renewed)
+                    self._renewals.start(self._renew(), self._fail)
                 if self._defect is not None:
                     raise self._defect
         finally:
-            renewals = set(self._renewals)
-            for renewal in renewals:
-                renewal.cancel()
-            if renewals:
-                await asyncio.wait(renewals)
+            await self._renewals.stop()
 
     def _renews_within(self, period_s: float) -> bool:
         return self.renewal_period_s < period_s
 
-    def _renewed(self, renewal: asyncio.Task[None]) -> None:
-        self._renewals.discard(renewal)
-        if not renewal.cancelled():
-            self._defect = self._defect or renewal.exception()
+    def _fail(self, error: BaseException) -> None:
+        self._defect = self._defect or error
 
     async def _renew(self) -> None:
         """Renew until it is done, or a later renewal is under way, or there is no lease."""

@@ -1,4 +1,5 @@
-"""How the tasks of a node wait: for a change of what they look at, and before they ask etcd again.
+"""The tasks of a node, and how they wait: for a change of what they look at, and before they ask
+etcd again.
 
 Knows nothing of what changed, and no clock but the one it is given.
 """
@@ -6,9 +7,10 @@ Knows nothing of what changed, and no clock but the one it is given.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
-from rdzv_etcd.clock import Clock
+from rdzv_etcd.clock import Clock, abandon
 from rdzv_etcd.errors import EtcdRefusedError
 
 RETRY_S = 0.5
@@ -60,6 +62,39 @@ class Wakeup:
         finally:
             del self._waiting[waiter]
         return True
+
+
+class Tasks:
+    """Tasks that run until they end or are stopped, all of them together."""
+
+    def __init__(self) -> None:
+        self._running: dict[asyncio.Task[None], None] = {}
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    def start(
+        self,
+        work: Coroutine[Any, Any, None],
+        failed: Callable[[BaseException], None],
+        name: str | None = None,
+    ) -> asyncio.Task[None]:
+        """Run ``work``; call ``failed`` if it ends with an error."""
+        task = asyncio.create_task(work, name=name)
+        self._running[task] = None
+
+        def note_end(task: asyncio.Task[None]) -> None:
+            del self._running[task]
+            error = None if task.cancelled() else task.exception()
+            if error is not None:
+                failed(error)
+
+        task.add_done_callback(note_end)
+        return task
+
+    async def stop(self) -> None:
+        """Cancel those that still run, and wait until they have ended."""
+        await abandon(*self._running)
 
 
 class Backoff:

@@ -147,7 +147,7 @@ class Afterwards(Part):
         for node in self._stage.alive():
             if node.node.closure() is not None:
                 continue  # what follows the end of a job ends itself
-            dead = [task.get_name() for task in node.node._tasks if task.done()]
+            dead = [task.get_name() for task in node.node._duties if task.done()]
             self._job.history.demand(not dead, Invariant.TASKS, f"{node.name}: {dead} ended")
 
     def _converged(self) -> bool:
