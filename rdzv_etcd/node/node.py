@@ -233,14 +233,15 @@ class Node:
             "repair": recover.work_beside(context, member),
             "job lease": keep_job_leases(context, member),
         }
-        self._duties = [  # if one failed, its work would be left undone
-            self._tasks.start(duty, partial(self.fail, name), self._named(name))
-            for name, duty in duties.items()
-        ]
+        self._duties = [self._need(duty, name) for name, duty in duties.items()]
         if self._watchdog is not None:
             self._duties.append(self.attend(self._watchdog.run(), "watchdog"))
         if self._peers is not None:
             self._duties.append(self.attend(self._peers.run(), "peer links"))
+
+    def _need(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        """Run something that this node needs: if it fails, its work would be left undone."""
+        return self._tasks.start(work, partial(self.fail, name), self._named(name))
 
     def _named(self, task: str) -> str:
         return f"rdzv-etcd {task} {self._member.node_id}"
@@ -290,9 +291,7 @@ class Node:
             await self._peers.answer_again()
         wait = JoinWait(self._context, self._member, timeout_s)
         joining = Joining(self._context, self._member, self._leadership, wait)
-        logging_waits = self._tasks.start(
-            wait.log(), partial(self.fail, "wait lines"), self._named("wait lines")
-        )
+        logging_waits = self._need(wait.log(), "wait lines")
         self._record_end()
         recorder, clock = self._context.recorder, self._context.clock
         recorder.join_began(clock.now_s())
