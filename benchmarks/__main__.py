@@ -15,6 +15,7 @@ COMMANDS = {
     "agent": "what the plugin costs in the agent and in the workers",
     "store": "the stores' operations, and what torch's agents do with them",
     "recovery": "what a death, a signal, a newcomer or a crash costs a real job",
+    "false-alarms": "what a training notices of disturbances in which nobody is lost",
     "scale": "what a round, a loss and idling cost with up to 10,000 simulated nodes",
     "gpu": "from launch to the first allreduce, and after a kill, on CUDA (or CPU)",
     "report": "write the tables and plots of the committed results into the documents",
@@ -30,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             name, help=summary, description=summary, formatter_class=DefaultsHelp
         )
         if arguments[:1] == [name]:
-            module = importlib.import_module(f"benchmarks.{name}")
+            module = importlib.import_module(f"benchmarks.{name.replace('-', '_')}")
             module.add_arguments(command)
             command.set_defaults(main=module.run)
     args = parser.parse_args(arguments)

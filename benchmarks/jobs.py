@@ -81,6 +81,8 @@ class JobOptions:
     conf: dict[str, str] = field(default_factory=dict)
     device: str = "cpu"
     collectives: str = "gloo"
+    launcher: str = "benchmarks.traced_torchrun"
+    """The module that stands for torchrun."""
     run_id: str = field(default_factory=lambda: f"job-{uuid.uuid4().hex[:8]}")
 
     @property
@@ -123,7 +125,7 @@ class TracedAgent:
         options = job.options
         if options.backend == IN_PROCESS:
             return self._in_process(options, conf)
-        command = [sys.executable, "-m", "benchmarks.traced_torchrun", str(self._files[0])]
+        command = [sys.executable, "-m", options.launcher, str(self._files[0])]
         command += [f"--nnodes={options.nnodes}", f"--nproc-per-node={options.workers}"]
         command += [
             f"--rdzv-backend={options.torch_backend}",
@@ -187,9 +189,13 @@ class TracedAgent:
         alive[0].kill()
         return moment_s
 
+    @property
+    def output(self) -> str:
+        """What torchrun has written so far."""
+        return self._output.read_text(errors="replace")
+
     def tail(self) -> str:
-        """What torchrun has written last."""
-        return self._output.read_text(errors="replace")[-1500:]
+        return self.output[-1500:]
 
 
 class TracedJob:
@@ -260,13 +266,17 @@ class TracedJob:
                     return next(agent for agent in self.agents if agent.name == name)
         return None
 
+    def fail_if_one_ended(self) -> None:
+        """Raise :class:`JobError` if an agent has ended that nobody has ended."""
+        for agent in self.agents:
+            code = agent.process.poll()
+            if code is not None and not agent.expected_to_end:
+                raise JobError(f"agent {agent.name} ended with code {code}\n{agent.tail()}")
+
     def _await(self, condition: Callable[[], bool], what: str, limit_s: float) -> None:
         deadline_s = time.monotonic() + limit_s
         while not condition():
-            for agent in self.agents:
-                code = agent.process.poll()
-                if code is not None and not agent.expected_to_end:
-                    raise JobError(f"agent {agent.name} ended with code {code}\n{agent.tail()}")
+            self.fail_if_one_ended()
             if time.monotonic() > deadline_s:
                 raise JobError(f"not within {limit_s:g} s: {what}")
             time.sleep(0.05)  # files send no event; the moments measured are in them

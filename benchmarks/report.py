@@ -15,6 +15,7 @@ from typing import Any
 
 from benchmarks import (
     agent,
+    false_alarms,
     figures,
     gpu,
     latency,
@@ -232,6 +233,27 @@ def _recovery(document: dict[str, Any]) -> str:
     )
 
 
+def _false_alarms(document: dict[str, Any]) -> str:
+    rows = [
+        [
+            false_alarms.ROWS[sample["row"]].text,
+            str(sample["disturbances"]),
+            str(sample["restarts"]),
+            str(sample["accusations"]),
+            results.seconds(sample["longest_step_s"]),
+        ]
+        for sample in document["results"]
+    ]
+    settings = document["settings"]
+    header = ["nobody is lost, but …", "times", "workers stopped", "wrong accusations"]
+    header.append("longest step")
+    return (
+        f"**False alarms**: {settings['agents']} `torchrun` agents, each on a host of its own (a "
+        f"network namespace), train for {settings['seconds']:,} s per row. What counts is that no "
+        f"worker is stopped; a wrong accusation is answered.\n\n{table(header, rows)}"
+    )
+
+
 def _recovered(row: dict[str, Any] | None) -> str:
     if row is None:
         return "–"
@@ -356,11 +378,12 @@ COSTS: tuple[Section, ...] = (
     (scale.NAME, _scale_costs),
     (store.NAME, _store),
     (agent.NAME, _agent),
+    (false_alarms.NAME, _false_alarms),
     (gpu.NAME, _gpu),
 )
 """What benchmarks/NOTES.md shows."""
-WITHOUT_PICTURE = (_latency_costs, _scale_costs)
-"""The pictures of these benchmarks are in the other document."""
+WITHOUT_PICTURE = (_latency_costs, _scale_costs, _false_alarms)
+"""There is none, or it is in the other document."""
 
 
 def shown(benchmark: str, document: dict[str, Any]) -> str:

@@ -156,6 +156,16 @@ def test_recovery_from_a_silent_host(tmp_path: Path) -> None:
 
 
 @pytest.mark.release
+@pytest.mark.skipif(bool(netns.why_not()), reason=netns.why_not())
+def test_false_alarms(tmp_path: Path) -> None:
+    document = run(tmp_path, "false-alarms", "--rows=etcd-away", "--seconds=20")
+    assert failures(document) == []
+    (sample,) = document["results"]
+    assert sample["disturbances"] > 0
+    assert sample["restarts"] == 0
+
+
+@pytest.mark.release
 def test_peers(tmp_path: Path) -> None:
     """Another system is measured, or it is said that it does not install here."""
     arguments = ["peers", "--nodes=2", "--repeat=1", "--systems=etcd3,torchft"]

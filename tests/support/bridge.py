@@ -112,6 +112,10 @@ class FaultBridge:
         """Reset every connection."""
         self._call(self._reset)
 
+    def refuse(self) -> None:
+        """Reset every connection and refuse new ones."""
+        self._call(self._refuse)
+
     def heal(self) -> None:
         """End all of it, the shape included. Half-open connections stay dead."""
         self._shape = Shape()
