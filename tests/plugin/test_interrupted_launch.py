@@ -22,7 +22,7 @@ def launch(command, job=sys.argv[2]):
 
 for then in ("here", "here, without the traceback", "in a thread", "of another job"):
     try:
-        launch("kill -TERM $PPID; exec sleep 600")
+        launch("kill -TERM $PPID")
     except SignalException as error:
         kept = error if "without" not in then else None
     print("then", then, file=sys.stderr)
