@@ -143,7 +143,7 @@ class Joining:
         if context.control.problem is not None:
             await context.control.refresh(self._limit_s())  # it may be over
             if context.control.problem is not None:
-                raise context.control.problem
+                raise context.control.problem.copy()  # the view keeps its own
             return
         if not isinstance(step, Outlast):
             self._wait.note_conflict("")
