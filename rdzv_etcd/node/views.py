@@ -317,7 +317,7 @@ class ViewWatch(Generic[V]):
             await watch.close()
 
     def _report(self, error: RdzvEtcdError) -> None:
-        before, self.problem = self.problem, error
+        before, self.problem = self.problem, error.copy()  # this one's traceback grows to callers
         if isinstance(error, StateCorruptError):
             if isinstance(before, StateCorruptError) and before.key == error.key:
                 return
