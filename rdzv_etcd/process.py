@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import gc
 import os
 import signal
 import threading
@@ -105,15 +106,20 @@ def process_id() -> int:
     return _id
 
 
+_user: int | None = None
+"""The process that used gRPC first, for this package."""
+
+
 def _note_fork() -> None:
     global _id  # noqa: PLW0603 - there is one process
     _id = os.getpid()
+    if _user is not None:
+        # When the last of its objects is freed, grpc.aio waits for a thread that only the parent
+        # has: forever, in a child whose garbage collector comes across what the parent has left.
+        gc.freeze()
 
 
 os.register_at_fork(after_in_child=_note_fork)
-
-_user: int | None = None
-"""The process that used gRPC first, for this package."""
 
 
 def note_use() -> None:

@@ -77,6 +77,21 @@ def test_a_child_is_refused_a_node_with_the_way_out_though_its_parents_has_left(
     assert printed.split() == ["True", "True", "0"] * 2
 
 
+def test_a_child_may_collect_garbage_though_its_parents_group_was_dropped(job: Job) -> None:
+    """Where what gRPC has left would be freed, it would wait for a thread of the parent's."""
+    printed = run(
+        job,
+        """
+        import gc
+
+        gc.disable()
+        make().leave()
+        in_fork(gc.collect)
+        """,
+    )
+    assert printed.split() == ["0"]
+
+
 def test_a_child_forked_before_the_first_use_is_a_node_of_its_own(job: Job) -> None:
     printed = run(
         job,
