@@ -40,6 +40,7 @@ _LARGEST_LOG = 1 << 20
 # etcd 3.4 wants host:port here, and makes it the socket's file name in its working directory.
 _CLIENT_SOCKET = "client:0"
 _PEER_SOCKET = "peer:0"
+_PEERS = f"unix://{_PEER_SOCKET}"
 _FAST = ("--heartbeat-interval", "10", "--election-timeout", "100")
 
 
@@ -101,6 +102,26 @@ class EtcdProcess:
             self._end(_ASK_LIMIT_S)
         self._run(self._plan.listen, ())
 
+    def begin(self, listen: tuple[str, ...], cluster: tuple[str, ...]) -> None:
+        """Start it with these clients' URLs and flags on its peers; raises :class:`StartError`.
+
+        Does not wait until it serves.
+        """
+        self._token = ""
+        self._end()  # of one that crashed, children may be left
+        for name in (_CLIENT_SOCKET, _PEER_SOCKET):  # 3.4 does not take the place of an old one
+            (self._folder / name).unlink(missing_ok=True)
+        try:
+            self._program = Program(
+                [*self._command(listen), *cluster],
+                self._log,
+                cwd=self._folder,
+                env=_environment(),
+                preexec_fn=self._tie_to_parent,  # safe: one thread only here
+            )
+        except OSError as error:
+            raise StartError(f"{self._plan.binary} cannot be run: {error}") from error
+
     @property
     def running(self) -> bool:
         return self._program is not None and self._program.running
@@ -114,6 +135,15 @@ class EtcdProcess:
         """Return how long ago a lease was granted or renewed; ``None`` if it is gone."""
         reply = self._call("/v3/lease/timetolive", ID=str(lease_id))
         return None if reply is None else lease_age_s(reply)
+
+    @property
+    def socket(self) -> str:
+        """The path of a Unix socket for clients. A socket's path has at most 107 characters."""
+        return f"/proc/self/fd/{self._entrance}/{_CLIENT_SOCKET}"
+
+    def cause(self) -> str:
+        """Return the line of its log that explains best why it ended."""
+        return cause_in_log(os.pread(self._log, _LARGEST_LOG, 0).decode(errors="replace"))
 
     def tidy(self) -> None:
         """Empty its log if that has grown long."""
@@ -130,28 +160,17 @@ class EtcdProcess:
     # -- the process ------------------------------------------------------------------------------
 
     def _run(self, listen: tuple[str, ...], more: tuple[str, ...]) -> None:
-        self._token = ""
-        self._end()  # of one that crashed, children may be left
-        for name in (_CLIENT_SOCKET, _PEER_SOCKET):  # 3.4 does not take the place of an old one
-            (self._folder / name).unlink(missing_ok=True)
-        try:
-            self._program = Program(
-                [*self._command(listen), *more],
-                self._log,
-                cwd=self._folder,
-                env=_environment(),
-                preexec_fn=self._tie_to_parent,  # safe: one thread only here
-            )
-        except OSError as error:
-            raise StartError(f"{self._plan.binary} cannot be run: {error}") from error
+        alone = ["--name", "embedded", "--listen-peer-urls", _PEERS]
+        alone += ["--initial-advertise-peer-urls", _PEERS]
+        alone += ["--initial-cluster", f"embedded={_PEERS}"]
+        self.begin(listen, (*alone, "--initial-cluster-token", self._cluster_token, *more))
         deadline = time.monotonic() + START_LIMIT_S
         while not self._healthy():
             if not self.running:
-                raise StartError(f"{self._plan.binary} ended at once: {self._cause()}")
+                raise StartError(f"{self._plan.binary} ended at once: {self.cause()}")
             if time.monotonic() > deadline:
                 raise StartError(
-                    f"{self._plan.binary} does not answer after {START_LIMIT_S:g} s: "
-                    f"{self._cause()}"
+                    f"{self._plan.binary} does not answer after {START_LIMIT_S:g} s: {self.cause()}"
                 )
             if asks_to_stop(wait_for_signal(0.05)):
                 raise StopRequestedError("a signal asked for its end before it was up")
@@ -162,14 +181,10 @@ class EtcdProcess:
             self._program = None
 
     def _command(self, listen: tuple[str, ...]) -> list[str]:
-        clients, peers = f"unix://{_CLIENT_SOCKET}", f"unix://{_PEER_SOCKET}"
         plan = self._plan
-        command = [plan.binary, "--name", "embedded", "--data-dir", str(self._folder / "data")]
-        command += ["--listen-client-urls", ",".join((clients, *listen))]
+        command = [plan.binary, "--data-dir", str(self._folder / "data")]
+        command += ["--listen-client-urls", ",".join((f"unix://{_CLIENT_SOCKET}", *listen))]
         command += ["--advertise-client-urls", plan.advertise]
-        command += ["--listen-peer-urls", peers, "--initial-advertise-peer-urls", peers]
-        command += ["--initial-cluster", f"embedded={peers}"]
-        command += ["--initial-cluster-token", self._cluster_token]
         command += ["--auto-compaction-mode", "periodic", "--auto-compaction-retention", "1h"]
         command += ["--snapshot-count", "10000"]  # the default of 100,000 before 3.6 costs memory
         return [*command, "--logger", "zap", "--log-level", "warn"]
@@ -177,9 +192,6 @@ class EtcdProcess:
     def _tie_to_parent(self) -> None:
         self._libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, UNBLOCKED)
-
-    def _cause(self) -> str:
-        return cause_in_log(os.pread(self._log, _LARGEST_LOG, 0).decode(errors="replace"))
 
     # -- requests ---------------------------------------------------------------------------------
 
@@ -201,7 +213,7 @@ class EtcdProcess:
             ]
         for path, body in (*requests, ("enable", {})):
             if self._ask(f"/v3/auth/{path}", body, _USER_LIMIT_S) is None:
-                raise StartError(f"its users cannot be created ({path}): {self._cause()}")
+                raise StartError(f"its users cannot be created ({path}): {self.cause()}")
         return admin
 
     def _healthy(self) -> bool:
@@ -225,8 +237,7 @@ class EtcdProcess:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             connection.settimeout(limit_s)
-            # A short way to it: a socket's path has at most 107 characters.
-            connection.connect(f"/proc/self/fd/{self._entrance}/{_CLIENT_SOCKET}")
+            connection.connect(self.socket)
             status, content = ask(connection, path, limit_s, body, self._token)
             reply = json.loads(content) if status == 200 else None
         except (OSError, ValueError):

@@ -101,9 +101,10 @@ def asks_to_stop(signal_number: int | None) -> bool:
 # --- one supervisor per port ----------------------------------------------------------------------
 
 
-def take_lock(port: int) -> socket.socket:
+def take_lock(port: int | str) -> socket.socket:
     """Return the lock of ``port``, held until it is closed; raises OSError if it is taken.
 
+    The supervisors of a cluster's seats have one for each address (``"host:port"``) instead.
     It is an abstract Unix socket: in the same network namespace as the port, and dropped by the
     kernel with its process.
     """
@@ -116,7 +117,7 @@ def take_lock(port: int) -> socket.socket:
     return lock
 
 
-def is_locked(port: int) -> bool:
+def is_locked(port: int | str) -> bool:
     """Return whether a supervisor of this machine holds the lock of ``port``."""
     try:
         sockets = Path("/proc/net/unix").read_text(errors="replace").splitlines()

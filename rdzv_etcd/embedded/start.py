@@ -5,34 +5,26 @@ Knows who may start it and how long to wait. Blocks; called before a group conne
 
 from __future__ import annotations
 
-import json
 import logging
 import os
-import select
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import IO
 
-from rdzv_etcd.embedded.binary import BINARY_VARIABLE, Binary, find_binary
-from rdzv_etcd.embedded.child import Login, Plan
+from rdzv_etcd.embedded.binary import find_binary
+from rdzv_etcd.embedded.cluster_start import ensure_cluster
+from rdzv_etcd.embedded.launch import StartedEtcd, launch
 from rdzv_etcd.embedded.port import (
     Found,
     PortAnswer,
     check_closed,
     check_owner,
-    listen_urls,
     listeners,
     own_addresses,
     probe,
     reached_by,
 )
 from rdzv_etcd.embedded.program import is_locked
-from rdzv_etcd.embedded.supervisor import Order
 from rdzv_etcd.errors import EmbeddedEtcdError, SettingsError
 from rdzv_etcd.log import LineTimes
 from rdzv_etcd.settings import Endpoint, Settings
@@ -40,29 +32,9 @@ from rdzv_etcd.settings.hosts import is_loopback, resolve
 
 log = logging.getLogger(__name__)
 
-STALE_AFTER_S = 600.0
-"""A lease that no node has renewed for so long keeps no etcd, unless nodes' last as long."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
 _PROBE_TIMEOUT_S = 2.0
 _RETRY_START_S = 5.0
-_START_GRACE_S = 30.0
-"""What the first node has at least between the start and its first lease."""
-_NOT_FOR_ETCD = ("RDZV_ETCD_USER", "RDZV_ETCD_PASSWORD", "RDZV_ETCD_NODE_ID")
-"""Secrets, and what a guard knows an agent's workers by: etcd is none of them."""
-# -I and -S: no site packages, no PYTHON* variables; it needs this package and the standard library.
-_SUPERVISOR = (
-    "import sys; sys.path.append(sys.argv.pop(1)); "
-    "from rdzv_etcd.embedded.supervisor import main; sys.exit(main())"
-)
-
-
-@dataclass(frozen=True, slots=True)
-class StartedEtcd:
-    """The etcd that this call started; it runs on when this process ends."""
-
-    binary: Path
-    supervisor_pid: int
-    """SIGTERM to it ends etcd and removes its data."""
 
 
 def ensure_etcd(settings: Settings, environ: Mapping[str, str] | None = None) -> StartedEtcd | None:
@@ -80,6 +52,13 @@ def ensure_etcd(settings: Settings, environ: Mapping[str, str] | None = None) ->
     if not settings.embed:
         return None
     environ = os.environ if environ is None else environ
+    if settings.connection.tls is not None:
+        raise SettingsError("embed=1 works over http only: an embedded etcd has no certificates")
+    several = len(settings.connection.endpoints) > 1
+    return ensure_cluster(settings, environ) if several else _ensure_one(settings, environ)
+
+
+def _ensure_one(settings: Settings, environ: Mapping[str, str]) -> StartedEtcd | None:
     endpoint, where = _single_endpoint(settings), str(settings.connection)
     limit_s = settings.timing.join_timeout_s
     began_s, lines = time.monotonic(), LineTimes()
@@ -185,12 +164,6 @@ def _refuse_strangers(where: str, answer: PortAnswer) -> None:
 
 def _single_endpoint(settings: Settings) -> Endpoint:
     connection = settings.connection
-    if connection.tls is not None:
-        raise SettingsError("embed=1 works over http only: an embedded etcd has no certificates")
-    if len(connection.endpoints) != 1:
-        raise SettingsError(
-            f"embed=1 needs exactly one endpoint, the machine to start etcd on; got {connection}"
-        )
     endpoint = connection.endpoints[0]
     is_secret = connection.credentials is not None
     if is_secret and not (connection.allow_plain_password or is_loopback(endpoint.host)):
@@ -239,86 +212,3 @@ def _why_none_answers_here(endpoint: Endpoint, found: Found, own: tuple[str, ...
         f"{found.answer.value}; another process of this machine is starting it (the supervisor of "
         f"an embedded etcd, or `rdzv-etcd serve`, for port {endpoint.port})"
     )
-
-
-# --- the supervisor -------------------------------------------------------------------------------
-
-
-def launch(
-    settings: Settings,
-    binary: Binary,
-    addresses: tuple[str, ...],
-    environ: Mapping[str, str],
-    deadline: float,
-    *,
-    stale_after_s: float = STALE_AFTER_S,
-) -> dict[str, str]:
-    """Start the supervisor, detached, and return its report: ``outcome`` (started, taken, failed)
-    and ``detail``.
-
-    Blocks until etcd serves, or to ``deadline`` (monotonic seconds). Raises
-    :class:`EmbeddedEtcdError` if there is no report.
-    """
-    endpoint, grace_s = settings.connection.endpoints[0], settings.embed_grace_s
-    read_fd, write_fd = os.pipe()
-    credentials = settings.connection.credentials
-    login = None if credentials is None else Login(credentials.user, credentials.password)
-    listen, advertise = listen_urls(endpoint, addresses), f"http://{endpoint.target}"
-    order = Order(
-        Plan(str(binary.path), listen, advertise, login),
-        port=endpoint.port,
-        grace_s=grace_s,
-        start_grace_s=max(grace_s, _START_GRACE_S),
-        stale_after_s=max(stale_after_s, settings.timing.lease_ttl_s),
-        status_fd=write_fd,
-    )
-    command = [sys.executable, "-I", "-S", "-c", _SUPERVISOR, str(Path(__file__).parents[2])]
-    command.append(str(endpoint.port))  # for people who look at a list of processes
-    with os.fdopen(read_fd, "rb") as status:
-        try:
-            subprocess.run(
-                command,
-                input=json.dumps(asdict(order)).encode(),
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                pass_fds=(write_fd,),
-                env={k: v for k, v in environ.items() if k not in _NOT_FOR_ETCD},
-                start_new_session=True,  # a Ctrl-C for the agent is not for etcd
-                check=True,
-            )
-        except (OSError, subprocess.CalledProcessError) as error:
-            raise EmbeddedEtcdError(
-                f"the supervisor of an embedded etcd could not be started: {error}"
-            ) from error
-        finally:
-            os.close(write_fd)
-        report: dict[str, str] = json.loads(_line(status, binary, deadline))
-    return report
-
-
-def _line(status: IO[bytes], binary: Binary, deadline: float) -> bytes:
-    """Wait for the report; log now and then that it takes long."""
-    waiter = select.poll()
-    waiter.register(status, select.POLLIN)
-    began, lines = time.monotonic(), LineTimes()
-    while not waiter.poll(1000 * max(0.0, min(began + lines.next_s, deadline) - time.monotonic())):
-        now = time.monotonic()
-        if now >= deadline:
-            raise EmbeddedEtcdError(
-                f"the embedded etcd that was started ({binary.path}) did not answer in time"
-            )
-        if lines.is_due(now - began):
-            log.warning(
-                "waiting %.0f s (of %.0f) for the embedded etcd that this node has started (%s); "
-                "if it never comes up, name another in %s",
-                now - began,
-                deadline - began,
-                binary.path,
-                BINARY_VARIABLE,
-            )
-    line = status.readline()
-    if not line:
-        raise EmbeddedEtcdError(
-            f"the supervisor of an embedded etcd ({binary.path}) ended without a report"
-        )
-    return line

@@ -23,6 +23,7 @@ from rdzv_etcd.embedded.program import (
     take_lock,
     wait_for_signal,
 )
+from rdzv_etcd.embedded.seat import ClusterOrder, Place
 
 MOST_RESTARTS = 5
 HEALTHY_AFTER_S = 60.0
@@ -46,6 +47,8 @@ class Order:
     """A lease that no node has renewed for so long keeps no etcd."""
     status_fd: int
     """Where the outcome is reported."""
+    cluster: ClusterOrder | None = None
+    """With it, the etcd is a member of an embedded cluster."""
 
 
 def keep(etcd: EtcdProcess, order: Order) -> str:
@@ -102,12 +105,13 @@ def main() -> int:
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_BLOCK, UNBLOCKED)
     try:
-        held = take_lock(order.port)
+        cluster = order.cluster
+        held = take_lock(order.port if cluster is None else cluster.places[cluster.seat].name)
     except OSError:
         _report(order.status_fd, "taken", "another node of this machine is starting it")
         return 0
     with held:
-        return _serve(order)
+        return _serve(order) if cluster is None else _keep_seat(order, cluster)
 
 
 def _serve(order: Order) -> int:
@@ -130,6 +134,23 @@ def _serve(order: Order) -> int:
     return 0
 
 
+def _keep_seat(order: Order, cluster: ClusterOrder) -> int:
+    from rdzv_etcd.embedded.cluster import SeatSupervisor  # noqa: PLC0415 - it loads asyncio
+
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, UNBLOCKED)
+    seat = SeatSupervisor(cluster, order.plan, order.grace_s, order.stale_after_s)
+
+    def report_start() -> None:
+        _report(order.status_fd, "started", str(os.getpid()))
+
+    try:
+        seat.keep(report_start, order.start_grace_s)
+    except OSError as error:
+        _report(order.status_fd, "failed", f"its supervisor cannot listen: {error}")
+        return 1
+    return 0
+
+
 def _report(status_fd: int, outcome: str, detail: str) -> None:
     """Write one line for the starter and close the pipe."""
     # The starter may have been killed meanwhile; others will use this etcd.
@@ -142,4 +163,8 @@ def _order(text: str) -> Order:
     fields = json.loads(text)
     plan = fields["plan"]
     login = None if plan["login"] is None else Login(**plan["login"])
-    return Order(**{**fields, "plan": Plan(**{**plan, "login": login})})
+    cluster = fields["cluster"]
+    if cluster is not None:
+        places = tuple(Place(**place) for place in cluster["places"])
+        cluster = ClusterOrder(**{**cluster, "places": places})
+    return Order(**{**fields, "plan": Plan(**{**plan, "login": login}), "cluster": cluster})

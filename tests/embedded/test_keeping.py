@@ -9,7 +9,7 @@ import psutil
 
 from rdzv_etcd.embedded.binary import Binary
 from rdzv_etcd.embedded.child import lease_age_s
-from rdzv_etcd.embedded.start import launch
+from rdzv_etcd.embedded.launch import launch
 from tests.embedded.agents import LIMIT_S, environment, grant, settings, wait_for_end
 from tests.library.nodes import wait_until
 from tests.support.servers import EtcdBinary, EtcdServer

@@ -1,0 +1,388 @@
+"""Keeps one seat of an embedded cluster: the supervisor's side of :mod:`rdzv_etcd.embedded.seat`.
+
+Supervisors exchange one line of JSON each way, again and again; etcd is asked over its JSON
+gateway. One thread, standard library only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import secrets
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from typing import Any
+
+from rdzv_etcd.embedded.child import EtcdProcess, Plan, StartError, lease_age_s
+from rdzv_etcd.embedded.seat import (
+    ClusterOrder,
+    Decision,
+    Do,
+    Entry,
+    Member,
+    Place,
+    Report,
+    Step,
+    View,
+    can_be_spared,
+    decide,
+    free_seats,
+    next_step,
+    report_from,
+)
+
+HEARD_S = 2.0
+"""A seat that has been silent for so long counts as not there."""
+BLIND_S = 600.0
+"""A member without a leader cannot see whether it is used: it stays so much longer."""
+_IDLE_S, _BUSY_S = 0.5, 0.1
+_LOOK_S = 2.0
+_ASK_LIMIT_S = 2.0
+_IDLE_LIMIT_S = 10.0
+_LONGEST_LINE = 1 << 16
+_HEALTHY_AFTER_S = 60.0
+_LONGEST_PAUSE_S = 30.0
+_REQUESTS = {Step.REMOVE: "remove", Step.RETIRE: "update", Step.PROMOTE: "promote"}
+
+
+class SeatSupervisor:
+    """Runs a seat until nobody uses the cluster, or a signal asks for its end."""
+
+    def __init__(self, order: ClusterOrder, plan: Plan, grace_s: float, stale_after_s: float):
+        self._order, self._plan = order, plan
+        self._grace_s, self._stale_after_s = grace_s, stale_after_s
+        self._own = Report(order.seat, _draw())
+        self._etcd: EtcdProcess | None = None
+        self._own_id = ""
+        """The member's id in etcd while it is joining; empty when there is nothing left to do."""
+        self._heard: dict[int, tuple[Report, float]] = {}
+        self._settled: tuple[object, float] = (None, 0.0)
+        self._leader_s = self._begun_s = self._next_life_s = 0.0
+        self._voters = len(order.places)
+        self._pause_s = 0.0
+        self._used_s = self._looked_s = time.monotonic()
+        self._was_used = False
+        self._trouble = self._reason = ""
+        self._stops = 0
+
+    def keep(self, ready: Callable[[], None], start_grace_s: float) -> str:
+        """Keep the seat; return why it ended. ``ready`` is called once others can reach it.
+
+        The first use may take ``start_grace_s``. Raises OSError if the supervisors' port is taken.
+        """
+        return asyncio.run(self._run(ready, start_grace_s))
+
+    async def _run(self, ready: Callable[[], None], start_grace_s: float) -> str:
+        self._used_s += start_grace_s - self._grace_s
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                asyncio.get_running_loop().add_signal_handler(number, self._stop)
+        port = self._order.places[self._order.seat].port + 2
+        server = await asyncio.start_server(
+            self._answer, list(self._order.bind), port, limit=_LONGEST_LINE
+        )
+        ready()
+        others = [seat for seat in range(len(self._order.places)) if seat != self._order.seat]
+        talks = [asyncio.create_task(self._talk(seat)) for seat in others]
+        try:
+            while not (end := self._end()):
+                await self._look()
+                await self._act(decide(self._view()))
+                await asyncio.sleep(self._tick_s())
+            return end
+        finally:
+            for talk in talks:
+                talk.cancel()
+            server.close()
+            self._drop()
+
+    def _stop(self) -> None:
+        self._stops += 1
+
+    def _tick_s(self) -> float:
+        member = self._own.member
+        is_settled = member is not None and member.has_leader and not self._own_id
+        return _IDLE_S if is_settled else _BUSY_S
+
+    def _end(self) -> str:
+        if self._stops > 1 or (self._stops and can_be_spared(self._view())):
+            return "a signal asked for it"
+        member = self._own.member
+        is_blind = member is not None and not member.has_leader and self._was_used
+        limit_s = self._grace_s + (BLIND_S if is_blind else 0)
+        return "no node uses it" if time.monotonic() - self._used_s > limit_s else ""
+
+    def _view(self) -> View:
+        now = time.monotonic()
+        heard = {it.seat: it for it, at_s in self._heard.values() if now - at_s < HEARD_S}
+        view = View(self._own, heard, len(self._order.places), voters=self._voters)
+        free = free_seats(view)
+        if self._settled[0] != free:
+            self._settled = (free, now)
+        return replace(view, settled_s=now - self._settled[1], leaderless_s=now - self._leader_s)
+
+    # -- the member -------------------------------------------------------------------------------
+
+    async def _look(self) -> None:
+        """See how the member is, and whether its cluster is used."""
+        now = time.monotonic()
+        member = self._own.member
+        if self._etcd is None or member is None:
+            if not self._own.life and now > self._next_life_s:
+                self._own = replace(self._own, life=_draw())
+            return
+        if not self._etcd.running:
+            self._fail(self._etcd.cause())
+            return
+        status = await self._ask_own("maintenance/status")
+        has_leader = status is not None and int(status.get("leader", 0)) != 0
+        learner = bool(status and status.get("isLearner"))
+        votes = not learner if has_leader else member.votes
+        self._own = replace(self._own, member=replace(member, has_leader=has_leader, votes=votes))
+        if has_leader:
+            self._leader_s, self._trouble = now, ""
+        elif listed := await self._ask_own("cluster/member/list"):
+            self._voters = sum(not it.learner for it in _entries(listed)) or self._voters
+        if has_leader and not learner and now - self._looked_s > _LOOK_S:
+            self._looked_s = now
+            self._etcd.tidy()
+            used = await self._is_used()
+            self._was_used = self._was_used if used is None else used
+            self._used_s = now if used else self._used_s
+
+    async def _is_used(self) -> bool | None:
+        """Whether a node has renewed a lease lately; ``None`` if etcd does not answer."""
+        found = await self._ask_own("lease/leases")
+        if found is None:
+            return None
+        for lease in found.get("leases", ()):
+            reply = await self._ask_own("lease/timetolive", ID=lease["ID"])
+            age_s = None if reply is None else lease_age_s(reply)
+            if age_s is not None and age_s <= self._stale_after_s:
+                return True
+        return False
+
+    async def _act(self, decision: Decision) -> None:
+        self._reason = decision.reason
+        if decision.do is Do.ABANDON:
+            self._trouble = f"gave up its etcd: {decision.reason}"
+            self._drop()
+        elif decision.do is Do.FOUND:
+            self._found(decision)
+        elif decision.do is Do.JOIN or self._own_id:
+            try:
+                await self._join(decision.cluster)
+            except (OSError, ValueError, LookupError) as error:  # it is tried again
+                self._trouble = f"its etcd is not in the cluster yet: {error}"
+
+    def _found(self, decision: Decision) -> None:
+        token = decision.cluster or secrets.token_hex(8)
+        cluster = ",".join(
+            f"{life or f'absent{seat}'}={place.peer_url}"
+            for seat, (place, life) in enumerate(
+                zip(self._order.places, decision.founders, strict=True)
+            )
+        )
+        self._start(Member(token, decision.founders), ("new", cluster))
+
+    async def _join(self, cluster: str) -> None:
+        """Take one step towards a voter of our own. Raises OSError, ValueError."""
+        cluster = cluster if self._own.member is None else self._own.member.cluster
+        via = next(
+            (
+                self._order.places[it.seat]
+                for it in self._view().heard.values()
+                if (member := it.member) is not None
+                and (member.cluster, member.has_leader, member.votes) == (cluster, True, True)
+            ),
+            None,
+        )
+        if via is None:
+            return
+        own = self._order.places[self._order.seat]
+        retired = f"http://127.{100 + self._order.seat}."
+        # Only a read makes sure that the list which the same member gives is not an old one.
+        await _post(via, "kv/range", {"key": "AA=="})
+        listed = _entries(await _post(via, "cluster/member/list", {}))
+        step = next_step(listed, (own.peer_url, retired), self._own_id)
+        if step is None:
+            self._own_id = ""
+        elif step[0] is Step.LEAVE:
+            self._fail("it was removed from the cluster")
+        elif step[0] is Step.ADD:
+            body: dict[str, object] = {"peerURLs": [own.peer_url], "isLearner": True}
+            added = await _post(via, "cluster/member/add", body)
+            self._start_added(cluster, added)
+        else:
+            body = {"ID": step[1]}
+            if step[0] is Step.RETIRE:
+                body["peerURLs"] = [f"{retired}{secrets.randbelow(256)}.{secrets.randbelow(256)}:1"]
+            await _post(via, f"cluster/member/{_REQUESTS[step[0]]}", body)
+
+    def _start_added(self, cluster: str, added: dict[str, Any]) -> None:
+        own_id = str(added["member"]["ID"])
+        peers = ",".join(
+            f"{self._own.life if it.id == own_id else it.id}={it.url}" for it in _entries(added)
+        )
+        self._start(Member(cluster, votes=False), ("existing", peers))
+        self._own_id = own_id
+
+    def _start(self, member: Member, initial: tuple[str, str]) -> None:
+        """Start an etcd under the life of this seat, which is used up by that."""
+        state, cluster = initial
+        flags = ["--name", self._own.life, "--initial-cluster-token", member.cluster]
+        flags += ["--initial-cluster-state", state, "--initial-cluster", cluster]
+        flags += ["--listen-peer-urls", ",".join(self._order.peer_listen)]
+        own = self._order.places[self._order.seat]
+        flags += ["--initial-advertise-peer-urls", own.peer_url]
+        # A leader asks whether it has a majority before it disturbs the others. Who may be removed
+        # is decided here: etcd would not take in a new member while the old one is away.
+        flags += ["--pre-vote", "--strict-reconfig-check=false"]
+        self._own_id = ""
+        self._own = replace(self._own, member=member)
+        self._begun_s = self._leader_s = time.monotonic()
+        self._voters = len(self._order.places)
+        try:
+            self._etcd = EtcdProcess(self._plan)
+            self._etcd.begin(self._plan.listen, tuple(flags))
+        except (OSError, StartError) as error:
+            self._fail(str(error))
+
+    def _fail(self, cause: str) -> None:
+        """The member has ended; the next one is started after a while that grows."""
+        now = time.monotonic()
+        is_news = now - self._begun_s > _HEALTHY_AFTER_S
+        self._pause_s = 0.5 if is_news else min(_LONGEST_PAUSE_S, max(0.5, 2 * self._pause_s))
+        self._trouble = f"its etcd ended: {cause}"
+        self._drop()
+        self._own = replace(self._own, life="")
+        self._next_life_s = now + self._pause_s
+
+    def _drop(self) -> None:
+        """End the member, if there is one, and delete its data."""
+        if self._etcd is not None:
+            self._etcd.remove()
+        self._etcd, self._own_id = None, ""
+        self._own = Report(self._own.seat, _draw())
+
+    async def _ask_own(self, path: str, **body: object) -> dict[str, Any] | None:
+        if self._etcd is None:
+            return None
+        try:
+            reply: dict[str, Any] = await _limited(
+                _ask(asyncio.open_unix_connection(self._etcd.socket), path, body)
+            )
+        except (OSError, ValueError):
+            return None
+        return reply
+
+    # -- other supervisors, and agents ------------------------------------------------------------
+
+    async def _talk(self, seat: int) -> None:
+        """Exchange reports with one other seat, again and again."""
+        place = self._order.places[seat]
+        while True:
+            with contextlib.suppress(OSError, ValueError):
+                opening = asyncio.open_connection(place.host, place.port + 2, limit=_LONGEST_LINE)
+                reader, writer = await _limited(opening)
+                try:
+                    while True:
+                        writer.write(json.dumps(self._message()).encode() + b"\n")
+                        self._hear(_object(await _limited(reader.readline())))
+                        await asyncio.sleep(self._tick_s())
+                finally:
+                    writer.close()
+            await asyncio.sleep(self._tick_s())
+
+    def _message(self) -> dict[str, object]:
+        return {
+            "hosts": [place.name for place in self._order.places],
+            "report": asdict(self._own),
+            "unused_s": time.monotonic() - self._used_s,
+        }
+
+    def _hear(self, message: dict[str, Any]) -> None:
+        """Take in what another seat says; raises ValueError if it cannot be meant."""
+        if message.get("hosts") != self._message()["hosts"]:
+            raise ValueError("another list of hosts")
+        now, report = time.monotonic(), report_from(message.get("report"))
+        seats, unused_s = len(self._order.places), message.get("unused_s")
+        founders = () if report.member is None else report.member.founders
+        if report.seat == self._own.seat or not 0 <= report.seat < seats:
+            raise ValueError("no other seat")
+        if len(founders) not in (0, seats) or not isinstance(unused_s, float):
+            raise ValueError("not of this cluster")
+        self._heard[report.seat] = (report, now)
+        self._used_s = max(self._used_s, now - max(0.0, unused_s))
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer other supervisors, and agents and commands that ask how the cluster is."""
+        with contextlib.suppress(OSError, ValueError):
+            while line := await _limited(reader.readline(), _IDLE_LIMIT_S):
+                message, reply = _object(line), self._message()
+                if message.get("report") is not None:
+                    self._hear(message)
+                else:
+                    if message.get("waits"):
+                        self._used_s = time.monotonic()
+                    heard = [asdict(report) for report in self._view().heard.values()]
+                    reply |= {"heard": heard, "trouble": self._trouble or self._reason}
+                writer.write(json.dumps(reply).encode() + b"\n")
+                await _limited(writer.drain())
+        writer.close()
+
+
+# --- requests -------------------------------------------------------------------------------------
+
+
+def _draw() -> str:
+    return secrets.token_hex(4)
+
+
+async def _limited(work: Any, limit_s: float = _ASK_LIMIT_S) -> Any:
+    try:
+        return await asyncio.wait_for(work, limit_s)
+    except asyncio.TimeoutError:
+        raise TimeoutError("timed out") from None
+
+
+async def _post(place: Place, path: str, body: dict[str, object]) -> dict[str, Any]:
+    opening = asyncio.open_connection(place.host, place.port)
+    reply: dict[str, Any] = await _limited(_ask(opening, path, body))
+    return reply
+
+
+async def _ask(opening: Any, path: str, body: dict[str, object]) -> dict[str, Any]:
+    """POST to etcd's gateway; raises OSError, or ValueError if it refuses."""
+    reader, writer = await opening
+    try:
+        content = json.dumps(body).encode()
+        head = f"POST /v3/{path} HTTP/1.0\r\nHost: etcd\r\nContent-Length: {len(content)}\r\n\r\n"
+        writer.write(head.encode() + content)
+        reply = await reader.read(-1)  # HTTP 1.0: it ends with the connection
+    finally:
+        writer.close()
+    head, _, content = reply.partition(b"\r\n\r\n")
+    if head.split(b" ")[1:2] != [b"200"]:
+        raise ValueError(f"{path}: {content[:200]!r}")
+    return _object(content)
+
+
+def _object(text: bytes) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except RecursionError:
+        raise ValueError("too deep") from None
+    if not isinstance(value, dict):
+        raise ValueError("not an object")
+    return value
+
+
+def _entries(listed: dict[str, Any]) -> list[Entry]:
+    return [
+        Entry(str(it["ID"]), it["peerURLs"][0], bool(it.get("isLearner")))
+        for it in listed["members"]
+    ]

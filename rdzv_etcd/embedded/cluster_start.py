@@ -1,0 +1,225 @@
+"""Make sure that an embedded cluster serves: start the seats of this machine, wait for a leader.
+
+The agents' and commands' side of :mod:`rdzv_etcd.embedded.cluster`. Blocks.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from rdzv_etcd.embedded.binary import find_binary
+from rdzv_etcd.embedded.launch import StartedEtcd, launch
+from rdzv_etcd.embedded.port import check_owner, listen_urls, own_addresses
+from rdzv_etcd.embedded.program import is_locked
+from rdzv_etcd.embedded.request import ask
+from rdzv_etcd.embedded.seat import ClusterOrder, Place, Report, missing, report_from
+from rdzv_etcd.errors import EmbeddedEtcdError, SettingsError
+from rdzv_etcd.log import LineTimes
+from rdzv_etcd.settings import Connection, Endpoint, Settings
+from rdzv_etcd.settings.hosts import is_loopback, resolve
+from rdzv_etcd.text import shown
+
+log = logging.getLogger(__name__)
+
+_PEERS, _SUPERVISORS = 1, 2
+"""What is added to an endpoint's port for etcd's peers and for supervisors."""
+_ASK_LIMIT_S = 1.0
+_PAUSE_S = 0.1
+_RETRY_START_S = 5.0
+_MOST_SHOWN = 300
+
+
+@dataclass(frozen=True, slots=True)
+class SeatAnswer:
+    """What the supervisor of a seat says."""
+
+    hosts: tuple[str, ...]
+    own: Report
+    heard: tuple[Report, ...]
+    trouble: str
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterState:
+    """What is known of an embedded cluster from outside."""
+
+    hosts: tuple[str, ...]
+    answers: Mapping[int, SeatAnswer]
+    """By seat; seats that do not answer are missing."""
+
+    @property
+    def members(self) -> set[int]:
+        """The seats with a vote in a cluster that has a leader."""
+        found = set()
+        for answer in self.answers.values():
+            for report in (answer.own, *answer.heard):
+                if report.member is not None and report.member.has_leader and report.member.votes:
+                    found.add(report.seat)
+        return found
+
+    def __str__(self) -> str:
+        """Say which hosts have no member, and why as far as that is known."""
+        silent = missing(self.hosts, self.answers)
+        parts = [f"nothing answers on the supervisors' port of {silent}"] if silent else []
+        parts += [
+            f"{self.hosts[seat]}: {answer.trouble}"
+            for seat, answer in sorted(self.answers.items())
+            if seat not in self.members
+        ]
+        return "; ".join(parts) or "all hosts have members"
+
+
+def cluster_endpoints(connection: Connection) -> tuple[Endpoint, ...]:
+    """Return the endpoints in the order of their seats, whatever the order they were given in.
+
+    Raises :class:`SettingsError` if they cannot be the hosts of a cluster. May look up names.
+    """
+    endpoints = tuple(sorted(connection.endpoints, key=lambda it: (it.host, it.port)))
+    if len(endpoints) % 2 == 0:
+        raise SettingsError(
+            f"embed=1 with {len(endpoints)} endpoints ({connection}) survives no more losses than "
+            f"with {len(endpoints) - 1}, as etcd needs a majority: name one host, three or five"
+        )
+    names: dict[tuple[str, int], Endpoint] = {}
+    for endpoint in endpoints:
+        for address in resolve(endpoint.host):
+            other = names.setdefault((address, endpoint.port), endpoint)
+            if other is not endpoint:
+                raise SettingsError(
+                    f"embed=1: {other.target} and {endpoint.target} are the same address, "
+                    f"{address}: each endpoint must be another host"
+                )
+    return endpoints
+
+
+def cluster_state(endpoints: Sequence[Endpoint]) -> ClusterState:
+    """Ask all seats; blocks for about a second for each that is silent.
+
+    Raises :class:`EmbeddedEtcdError` if one of them has another list of hosts.
+    """
+    return _ask_all(endpoints, waits=False)
+
+
+def ensure_cluster(settings: Settings, environ: Mapping[str, str]) -> StartedEtcd | None:
+    """Return when the cluster serves; blocks for at most ``join_timeout_s``.
+
+    Starts the supervisors of those endpoints that are this machine's, and returns the first of
+    these. Raises as :func:`rdzv_etcd.embedded.start.ensure_etcd`.
+    """
+    connection, limit_s = settings.connection, settings.timing.join_timeout_s
+    if connection.credentials is not None:
+        raise SettingsError("embed=1 with several endpoints has no users: leave out user, password")
+    endpoints = cluster_endpoints(connection)
+    own = {seat: own_addresses(it.host) for seat, it in enumerate(endpoints)}
+    own = {seat: addresses for seat, addresses in own.items() if addresses}
+    began_s, lines, next_start_s, started = time.monotonic(), LineTimes(), 0.0, None
+    while True:
+        if time.monotonic() >= next_start_s:
+            next_start_s = time.monotonic() + _RETRY_START_S
+            for seat in own:
+                if not is_locked(endpoints[seat].target):
+                    pid = _start(settings, environ, endpoints, seat, began_s + limit_s)
+                    started = started or pid
+        state = _ask_all(endpoints, waits=True)
+        if any(_is_healthy(endpoints[seat]) for seat in state.members):
+            for seat, addresses in own.items():
+                check_owner(endpoints[seat], addresses)
+            return started
+        waited_s = time.monotonic() - began_s
+        if waited_s > limit_s:
+            raise EmbeddedEtcdError(
+                f"no embedded cluster served at {connection} within {limit_s:g} s: {state}"
+            )
+        if lines.is_due(waited_s):
+            log.warning(
+                "waiting %d s (of %g) for the embedded cluster at %s: %s",
+                waited_s,
+                limit_s,
+                connection,
+                state,
+            )
+        time.sleep(_PAUSE_S)  # there is no process yet that could announce the start
+
+
+def _start(
+    settings: Settings,
+    environ: Mapping[str, str],
+    endpoints: Sequence[Endpoint],
+    seat: int,
+    deadline_s: float,
+) -> StartedEtcd | None:
+    endpoint, addresses = endpoints[seat], own_addresses(endpoints[seat].host)
+    binary = find_binary(environ)
+    if not is_loopback(endpoint.host):  # see listen_urls
+        addresses = ("::" if any(":" in address for address in addresses) else "0.0.0.0",)
+    places = tuple(
+        Place(it.target, it.host, it.port, f"http://{Endpoint(it.host, it.port + _PEERS).target}")
+        for it in endpoints
+    )
+    peers = listen_urls(Endpoint(endpoint.host, endpoint.port + _PEERS), addresses)
+    cluster = ClusterOrder(seat, places, addresses, peers)
+    report = launch(settings, binary, addresses, environ, deadline_s, cluster=cluster)
+    if report["outcome"] == "failed":
+        raise EmbeddedEtcdError(
+            f"the embedded etcd did not start at {endpoint.target}: {report['detail']}"
+        )
+    if report["outcome"] == "taken":
+        return None
+    log.info(
+        "started a member of an embedded cluster on %s (etcd %s, %s, supervisor pid %s)",
+        endpoint.target,
+        binary.version,
+        binary.path,
+        report["detail"],
+    )
+    return StartedEtcd(binary.path, int(report["detail"]))
+
+
+# --- asking ---------------------------------------------------------------------------------------
+
+
+def _ask_all(endpoints: Sequence[Endpoint], *, waits: bool) -> ClusterState:
+    hosts = tuple(endpoint.target for endpoint in endpoints)
+    answers = {}
+    for seat, endpoint in enumerate(endpoints):
+        answer = _ask_seat(endpoint, hosts, waits=waits)
+        if answer is not None:
+            if answer.hosts != hosts:
+                raise EmbeddedEtcdError(
+                    f"{endpoint.target} belongs to an embedded cluster of other hosts: here "
+                    f"{','.join(hosts)}, there {shown(','.join(answer.hosts), _MOST_SHOWN)}; give "
+                    "every node the same --rdzv-endpoint, or another port for another cluster"
+                )
+            answers[seat] = answer
+    return ClusterState(hosts, answers)
+
+
+def _ask_seat(endpoint: Endpoint, hosts: Sequence[str], *, waits: bool) -> SeatAnswer | None:
+    """Return ``None`` if no supervisor answers there. ``waits``: a node is about to use it."""
+    question = json.dumps({"hosts": hosts, "waits": waits}).encode() + b"\n"
+    try:
+        where = (endpoint.host, endpoint.port + _SUPERVISORS)
+        with socket.create_connection(where, _ASK_LIMIT_S) as sock:
+            sock.sendall(question)
+            with sock.makefile("rb") as file:
+                reply = json.loads(file.readline())
+        heard = tuple(report_from(report) for report in reply["heard"])
+        trouble = shown(str(reply["trouble"]), _MOST_SHOWN)
+        return SeatAnswer(tuple(reply["hosts"]), report_from(reply["report"]), heard, trouble)
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+
+
+def _is_healthy(endpoint: Endpoint) -> bool:
+    """Whether etcd can write there, now."""
+    try:
+        connection = socket.create_connection((endpoint.host, endpoint.port), _ASK_LIMIT_S)
+        _, page = ask(connection, "/health", _ASK_LIMIT_S)
+        return b'"health":"true"' in page
+    except (OSError, ValueError):
+        return False

@@ -1,0 +1,269 @@
+"""What one seat of an embedded cluster does next. Pure decisions, standard library only.
+
+A **seat** is a named host. It runs at most one etcd at a time, its *member*, and each member begins
+with an empty folder under a new identity, its **life**: no data and no identity is ever used twice.
+
+A **cluster** is founded once: a seat that hears a majority of all seats, free and unused, draws a
+random token and lists their lives as the founders. A seat that hears of a cluster that lists its
+unused life starts as a founder; any other joins a cluster that has a leader, as a learner that is
+promoted.
+
+Two clusters never have a majority at the same time, whatever is lost, delayed or repeated:
+
+1. In every configuration of every cluster each seat has a voter: a founding lists all seats, those
+   not heard with a life that nobody will use, and a seat's old voters are removed only after a
+   younger one of the same seat has been promoted (:func:`next_step`).
+2. So a majority of voters takes living members on a majority of the seats, as a seat has one.
+3. Two majorities of the seats share a seat, which runs a member of one cluster only.
+
+No clock and no report has to be right for this. They decide only how soon a cluster serves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+SETTLE_S = 2.0
+"""How long a majority of free seats waits for the others: later ones have to join one by one."""
+LEADERLESS_S = 5.0
+"""A member whose cluster has had no leader for so long may be given up: elections take a second."""
+HOPELESS_S = 60.0
+"""The same although enough members run: something between them is broken."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a seat's host is found."""
+
+    name: str
+    """As in the list of endpoints: host and port for clients."""
+    host: str
+    port: int
+    """For clients; the next two are for etcd's peers and for supervisors."""
+    peer_url: str
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterOrder:
+    """What the supervisor of a seat is to do."""
+
+    seat: int
+    places: tuple[Place, ...]
+    bind: tuple[str, ...]
+    """The addresses at which it and its etcd listen."""
+    peer_listen: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """The etcd that a seat runs now."""
+
+    cluster: str
+    founders: tuple[str, ...] = ()
+    """The lives that founded its cluster, by seat; empty if it has joined later."""
+    votes: bool = True
+    has_leader: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a seat says of itself."""
+
+    seat: int
+    life: str
+    """Of its member; without one, that of its next. Empty while it can start none."""
+    member: Member | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What a seat knows when it decides."""
+
+    own: Report
+    heard: Mapping[int, Report]
+    """The others that have been heard lately."""
+    seats: int
+    """How many there are."""
+    settled_s: float = 0.0
+    """For how long the free seats have been the same."""
+    leaderless_s: float = 0.0
+    """For how long the own member has had no leader."""
+    voters: int = 0
+    """How many voters the own member's cluster has."""
+
+
+class Do(Enum):
+    """What a seat can do."""
+
+    WAIT = "wait"
+    FOUND = "found"
+    JOIN = "join"
+    ABANDON = "abandon"
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    do: Do
+    reason: str
+    cluster: str = ""
+    """To found or to join; empty: one that is to be drawn."""
+    founders: tuple[str, ...] = ()
+
+
+def majority(seats: int) -> int:
+    return seats // 2 + 1
+
+
+def decide(view: View) -> Decision:
+    """Return what the seat does now."""
+    member = view.own.member
+    return _without_member(view) if member is None else _with_member(view, member)
+
+
+def _without_member(view: View) -> Decision:
+    own = view.own
+    if not own.life:
+        return Decision(Do.WAIT, "its etcd has failed and is started again in a moment")
+    others = [report.member for report in view.heard.values() if report.member is not None]
+    for member in sorted(others, key=lambda it: not it.has_leader):
+        if own.life in member.founders[own.seat : own.seat + 1]:
+            return Decision(Do.FOUND, "it is a founder", member.cluster, member.founders)
+        if member.has_leader:
+            return Decision(Do.JOIN, "a cluster has a leader", member.cluster)
+    return _found(view, free_seats(view))
+
+
+def _found(view: View, free: Mapping[int, str]) -> Decision:
+    own = view.own
+    if len(free) < majority(view.seats):
+        return Decision(Do.WAIT, f"it waits for a majority of the {view.seats} hosts")
+    if own.seat != min(free):
+        return Decision(Do.WAIT, "another host begins the cluster")
+    if len(free) < view.seats and view.settled_s < SETTLE_S:
+        return Decision(Do.WAIT, "the other hosts may come in a moment")
+    founders = tuple(free.get(seat, "") for seat in range(view.seats))
+    return Decision(Do.FOUND, f"{len(free)} of {view.seats} hosts are there", founders=founders)
+
+
+def _with_member(view: View, member: Member) -> Decision:
+    if member.has_leader:
+        return Decision(Do.WAIT, "its cluster has a leader")
+    others = [report.member for report in view.heard.values()]
+    if any(it is not None and it.has_leader and it.cluster != member.cluster for it in others):
+        return Decision(Do.ABANDON, "another cluster has a leader")
+    if view.leaderless_s < LEADERLESS_S or 1 + len(others) < majority(view.seats):
+        return Decision(Do.WAIT, "its cluster has no leader")
+    living = sum(
+        it is not None and it.cluster == member.cluster and it.votes for it in (member, *others)
+    )
+    if living >= majority(view.voters) and view.leaderless_s < HOPELESS_S:
+        return Decision(Do.WAIT, "its cluster elects a leader")
+    return Decision(
+        Do.ABANDON, f"{living} of {view.voters} members live, and other hosts are there"
+    )
+
+
+def free_seats(view: View) -> dict[int, str]:
+    """Return the seats that could found a cluster, with their lives."""
+    reports = (view.own, *view.heard.values())
+    return {it.seat: it.life for it in reports if it.member is None and it.life}
+
+
+def can_be_spared(view: View) -> bool:
+    """Whether the own member's cluster keeps its majority without it."""
+    member = view.own.member
+    if member is None or not member.votes:
+        return True
+    others = (report.member for report in view.heard.values())
+    living = sum(it is not None and it.cluster == member.cluster and it.votes for it in others)
+    return living >= majority(view.voters)
+
+
+# --- joining --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A member in etcd's own list."""
+
+    id: str
+    url: str
+    learner: bool
+
+
+class Step(Enum):
+    """A request to a cluster that a seat joins."""
+
+    REMOVE = "remove"
+    RETIRE = "retire"
+    """Give an entry another address, so that a new member can have the seat's."""
+    ADD = "add"
+    PROMOTE = "promote"
+    LEAVE = "leave"
+    """No request: the own entry has been removed."""
+
+
+def next_step(
+    entries: Sequence[Entry], addresses: tuple[str, str], own_id: str
+) -> tuple[Step, str] | None:
+    """Return the next request with the entry it is about, ``None`` if there is nothing to do.
+
+    ``entries`` must be the result of a linearizable read, ``addresses`` are the seat's address and
+    the prefix of those that its old entries have been given; ``own_id`` is empty before it is
+    added.
+
+    All other entries of this seat are of the dead. A voter among them may go only when the seat
+    has another voter that lives: see the module.
+    """
+    address, retired = addresses
+    own = next((it for it in entries if it.id == own_id), None)
+    dead = [
+        it
+        for it in entries
+        if it.id != own_id and (it.url == address or it.url.startswith(retired))
+    ]
+    if own_id and own is None:
+        return Step.LEAVE, ""
+    if own is not None and own.learner:
+        return Step.PROMOTE, own.id
+    for entry in dead:
+        if own is not None or entry.learner:
+            return Step.REMOVE, entry.id
+        if entry.url == address:
+            return Step.RETIRE, entry.id
+    return None if own_id else (Step.ADD, "")
+
+
+# --- on the wire ----------------------------------------------------------------------------------
+
+
+def report_from(value: Any) -> Report:
+    """Read what another seat has sent; raises ValueError."""
+    fields = _typed(value, {"seat": int, "life": str, "member": (dict, type(None))})
+    found = fields["member"]
+    if found is None:
+        return Report(fields["seat"], fields["life"])
+    kinds = {"cluster": str, "founders": list, "votes": bool, "has_leader": bool}
+    member = _typed(found, kinds)
+    if not all(isinstance(life, str) for life in member["founders"]):
+        raise ValueError("founders")
+    founders = tuple(member["founders"])
+    return Report(fields["seat"], fields["life"], Member(**{**member, "founders": founders}))
+
+
+def _typed(value: Any, kinds: Mapping[str, type | tuple[type, ...]]) -> dict[str, Any]:
+    if not isinstance(value, dict) or set(value) != set(kinds):
+        raise ValueError(f"not {', '.join(kinds)}")
+    for name, kind in kinds.items():
+        if not isinstance(value[name], kind):
+            raise ValueError(name)
+    return value
+
+
+def missing(hosts: Sequence[str], there: Iterable[int]) -> str:
+    """Name the hosts that are not there; empty if all are."""
+    present = set(there)
+    return ", ".join(host for seat, host in enumerate(hosts) if seat not in present)
