@@ -25,8 +25,9 @@ from rdzv_etcd.cli.doctor_etcd import Finding, fail, numbers_of, ok, warn
 from rdzv_etcd.cli.jobs import Job, jobs_under, places_of, read_job
 from rdzv_etcd.cli.options import JobTarget, Seconds, common, nnodes_option
 from rdzv_etcd.cli.report import how_it_ended, refused_with_help, report_on, some
+from rdzv_etcd.embedded.cluster_start import cluster_endpoints, cluster_state
 from rdzv_etcd.embedded.port import own_addresses
-from rdzv_etcd.errors import EtcdError, StateCorruptError
+from rdzv_etcd.errors import EmbeddedEtcdError, EtcdError, SettingsError, StateCorruptError
 from rdzv_etcd.etcd.client import EtcdClient
 from rdzv_etcd.etcd.port import Etcd
 from rdzv_etcd.names import display_name
@@ -122,11 +123,27 @@ async def _examine(
                 found.append(await doctor_etcd.listen(client, keys, listen_s))
         finally:
             await client.close()
+    if settings.embed and len(endpoints) > 1:
+        found.append(await asyncio.to_thread(_examine_cluster, settings))
     host = await asyncio.to_thread(_examine_host_name, settings.job.max_nodes)
     return [*found, *of_job, host, _examine_plugin(), *_examine_versions()]
 
 
 # --- the job --------------------------------------------------------------------------------------
+
+
+def _examine_cluster(settings: Settings) -> Finding:
+    """Ask the supervisors of an embedded cluster. Blocks for seconds if hosts are silent."""
+    try:
+        state = cluster_state(cluster_endpoints(settings.connection))
+    except (EmbeddedEtcdError, SettingsError) as error:
+        return fail("etcd.members", str(error))
+    named = ", ".join(state.hosts[seat] for seat in sorted(state.members)) or "none"
+    text = f"members of the embedded cluster: {named}"
+    if len(state.members) == len(state.hosts):
+        return ok("etcd.members", text)
+    level = warn if len(state.members) > len(state.hosts) // 2 else fail
+    return level("etcd.members", f"{text}; {state}", "start a node on each host that is named")
 
 
 async def _examine_job(etcd: Etcd, keys: JobKeys, mine: JobSettings | None) -> list[Finding]:

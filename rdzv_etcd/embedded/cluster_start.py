@@ -17,12 +17,12 @@ from rdzv_etcd.embedded.launch import StartedEtcd, launch
 from rdzv_etcd.embedded.port import check_owner, listen_urls, own_addresses
 from rdzv_etcd.embedded.program import is_locked
 from rdzv_etcd.embedded.request import ask
-from rdzv_etcd.embedded.seat import ClusterOrder, Place, Report, missing, report_from
+from rdzv_etcd.embedded.seat import ClusterOrder, Place, Report, majority, missing, report_from
 from rdzv_etcd.errors import EmbeddedEtcdError, SettingsError
 from rdzv_etcd.log import LineTimes
 from rdzv_etcd.settings import Connection, Endpoint, Settings
 from rdzv_etcd.settings.hosts import is_loopback, resolve
-from rdzv_etcd.text import shown
+from rdzv_etcd.text import many, shown
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +31,7 @@ _PEERS, _SUPERVISORS = 1, 2
 _ASK_LIMIT_S = 1.0
 _PAUSE_S = 0.1
 _RETRY_START_S = 5.0
+_RESTART_LIMIT_S = 30.0
 _MOST_SHOWN = 300
 
 
@@ -105,6 +106,61 @@ def cluster_state(endpoints: Sequence[Endpoint]) -> ClusterState:
     return _ask_all(endpoints, waits=False)
 
 
+class SeatKeeper:
+    """Keeps the seats of this machine while a node is here, and logs which hosts have members."""
+
+    def __init__(self, settings: Settings, environ: Mapping[str, str]) -> None:
+        self._settings, self._environ = settings, environ
+        self._endpoints = cluster_endpoints(settings.connection)
+        self._own = _own_seats(self._endpoints)
+        self._members = set(range(len(self._endpoints)))
+
+    def look(self) -> None:
+        """Start a supervisor that has ended, and log what has changed. Blocks for seconds."""
+        for seat in self._own:
+            if not is_locked(self._endpoints[seat].target):
+                log.warning(
+                    "the supervisor of the embedded cluster's member on %s has ended: starting "
+                    "another one",
+                    self._endpoints[seat].target,
+                )
+                deadline_s = time.monotonic() + _RESTART_LIMIT_S
+                try:
+                    start_seat(self._settings, self._environ, self._endpoints, seat, deadline_s)
+                except EmbeddedEtcdError as error:
+                    log.warning("%s; it will be tried again", error)
+        if self._own:
+            self._log_change(cluster_state(self._endpoints))
+
+    def _log_change(self, state: ClusterState) -> None:
+        if state.members == self._members:
+            return
+        self._members, count = state.members, len(state.members)
+        needed = majority(len(state.hosts))
+        if count == len(state.hosts):
+            log.info("embedded cluster: %s", state)
+        elif count >= needed:
+            spare = count - needed
+            log.log(
+                logging.INFO if spare else logging.WARNING,
+                "embedded cluster: %d of %d hosts have members, %s may still be lost: %s",
+                count,
+                len(state.hosts),
+                many(spare, "host") if spare else "none",
+                state,
+            )
+        else:
+            log.warning(
+                "embedded cluster: no majority, training continues until the next change: %s", state
+            )
+
+
+def _own_seats(endpoints: Sequence[Endpoint]) -> dict[int, tuple[str, ...]]:
+    """Return the seats that are this machine's, with their addresses."""
+    own = {seat: own_addresses(endpoint.host) for seat, endpoint in enumerate(endpoints)}
+    return {seat: addresses for seat, addresses in own.items() if addresses}
+
+
 def ensure_cluster(settings: Settings, environ: Mapping[str, str]) -> StartedEtcd | None:
     """Return when the cluster serves; blocks for at most ``join_timeout_s``.
 
@@ -115,15 +171,14 @@ def ensure_cluster(settings: Settings, environ: Mapping[str, str]) -> StartedEtc
     if connection.credentials is not None:
         raise SettingsError("embed=1 with several endpoints has no users: leave out user, password")
     endpoints = cluster_endpoints(connection)
-    own = {seat: own_addresses(it.host) for seat, it in enumerate(endpoints)}
-    own = {seat: addresses for seat, addresses in own.items() if addresses}
+    own = _own_seats(endpoints)
     began_s, lines, next_start_s, started = time.monotonic(), LineTimes(), 0.0, None
     while True:
         if time.monotonic() >= next_start_s:
             next_start_s = time.monotonic() + _RETRY_START_S
             for seat in own:
                 if not is_locked(endpoints[seat].target):
-                    pid = _start(settings, environ, endpoints, seat, began_s + limit_s)
+                    pid = start_seat(settings, environ, endpoints, seat, began_s + limit_s)
                     started = started or pid
         state = _ask_all(endpoints, waits=True)
         if any(_is_healthy(endpoints[seat]) for seat in state.members):
@@ -146,13 +201,14 @@ def ensure_cluster(settings: Settings, environ: Mapping[str, str]) -> StartedEtc
         time.sleep(_PAUSE_S)  # there is no process yet that could announce the start
 
 
-def _start(
+def start_seat(
     settings: Settings,
     environ: Mapping[str, str],
     endpoints: Sequence[Endpoint],
     seat: int,
     deadline_s: float,
 ) -> StartedEtcd | None:
+    """Start the supervisor of a seat; return ``None`` if another process has meanwhile."""
     endpoint, addresses = endpoints[seat], own_addresses(endpoints[seat].host)
     binary = find_binary(environ)
     if not is_loopback(endpoint.host):  # see listen_urls

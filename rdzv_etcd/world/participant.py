@@ -68,6 +68,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("rdzv_etcd")
 
+_SEATS_S = 5.0
+"""How often a node looks after an embedded cluster's members on its machine."""
+
 Connect = Callable[[], "Etcd | Awaitable[Etcd]"]
 """Makes the connection to etcd, on the library's event loop; may be asynchronous."""
 
@@ -169,12 +172,26 @@ class Participant(Lifecycle):
             from rdzv_etcd.orphans import Guard  # noqa: PLC0415 - only who asks for it pays
 
             self._guard = Guard(self.node_id)
+        if settings.embed and len(settings.connection.endpoints) > 1:
+            self.run(self._begin_to_keep_seats())
         bound = self._bound = self._bind()
         self._metrics = open_outputs(self.node.context.recorder, settings, bound.socket)
         if self.network is not None:
             self.network.listen_on(bind_beside(bound))
         if settings.job.max_nodes > 1:
             self._warn(loopback_problem(bound, settings.connection.endpoints))
+
+    async def _keep_seats(self) -> None:
+        """Look after this machine's members of the embedded cluster, if it has any."""
+        from rdzv_etcd.embedded.cluster_start import SeatKeeper  # noqa: PLC0415 - as above
+
+        keeper = await in_thread(lambda: SeatKeeper(self.settings, os.environ), _nothing)
+        while True:
+            await self.node.context.clock.sleep(_SEATS_S)
+            await in_thread(keeper.look, _nothing)
+
+    async def _begin_to_keep_seats(self) -> None:
+        self.node.attend(self._keep_seats(), "embedded cluster")
 
     async def _contact(self, connection: Connection | None) -> None:
         async with first_contact(connection):

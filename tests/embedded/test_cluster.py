@@ -1,0 +1,251 @@
+"""An embedded cluster of three with real processes; its hosts are three loopback addresses."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from rdzv_etcd.embedded.cluster_start import (
+    ClusterState,
+    cluster_endpoints,
+    cluster_state,
+    start_seat,
+)
+from rdzv_etcd.embedded.start import ensure_etcd
+from rdzv_etcd.errors import EmbeddedEtcdError, SettingsError
+from rdzv_etcd.settings import Settings
+from rdzv_etcd.world.group import Group
+from tests.embedded.agents import LIMIT_S, environment, has_ended, settings, wait_for_end
+from tests.library.nodes import join_all, node_settings, wait_until
+from tests.support.gateway import Gateway
+from tests.support.processes import free_port
+from tests.support.servers import EtcdBinary
+
+ALL = {0, 1, 2}
+
+
+class Cluster:
+    """Three hosts, each with its supervisor while it runs."""
+
+    def __init__(self, binary: Path, scratch: Path) -> None:
+        net = ".".join(str(random.SystemRandom().randrange(1, 255)) for _ in range(2))
+        self.addresses = tuple(f"127.{net}.{number}" for number in (2, 3, 4))
+        self.port = free_port(self.addresses[0])
+        self.endpoints = ",".join(f"{address}:{self.port}" for address in self.addresses)
+        self.environ = environment(binary, scratch)
+        self.supervisors: dict[int, psutil.Process] = {}
+
+    def settings(self, **config: Any) -> Settings:
+        return settings(self.endpoints, **config)
+
+    def start(self, *seats: int, **config: Any) -> None:
+        made = self.settings(**config)
+        endpoints, deadline_s = cluster_endpoints(made.connection), time.monotonic() + LIMIT_S
+        for seat in seats:
+            started = start_seat(made, self.environ, endpoints, seat, deadline_s)
+            assert started is not None
+            self.supervisors[seat] = psutil.Process(started.supervisor_pid)
+
+    def state(self) -> ClusterState:
+        return cluster_state(cluster_endpoints(self.settings().connection))
+
+    def wait_for(self, members: set[int]) -> None:
+        wait_until(f"the members are {members}", lambda: self.state().members == members)
+
+    def cluster(self) -> str:
+        """What its founders have called it."""
+        found = {it.own.member.cluster for it in self.state().answers.values() if it.own.member}
+        assert len(found) == 1
+        return found.pop()
+
+    def lose(self, seat: int) -> None:
+        """Kill everything on that host."""
+        supervisor = self.supervisors.pop(seat)
+        (etcd,) = supervisor.children()
+        supervisor.kill()
+        wait_for_end(etcd)
+
+    def gateway(self, seat: int) -> Gateway:
+        return Gateway(self.addresses[seat], self.port)
+
+    def grant(self, seat: int, ttl_s: int = 600) -> int:
+        return int(self.gateway(seat).call("/v3/lease/grant", {"TTL": str(ttl_s)})["ID"])
+
+    def close(self) -> None:
+        for supervisor in self.supervisors.values():
+            if not has_ended(supervisor):
+                supervisor.kill()
+                wait_for_end(supervisor)
+
+
+@pytest.fixture
+def cluster(etcd_binary: EtcdBinary, scratch: Path) -> Iterator[Cluster]:
+    made = Cluster(etcd_binary.path, scratch)
+    yield made
+    made.close()
+
+
+@pytest.mark.every_etcd
+def test_each_host_is_lost_in_turn_and_comes_back_while_nodes_work(cluster: Cluster) -> None:
+    cluster.start(0, 1, 2)
+    cluster.wait_for(ALL)
+    founded = cluster.cluster()
+    job = node_settings(cluster.endpoints, "job", "1:8")
+    with Group(job) as first, Group(job) as second:
+        nodes = [first, second]
+        assert {world.size for world in join_all(nodes)} == {2}
+        for seat in sorted(ALL):
+            cluster.lose(seat)
+            with Group(job) as third:
+                worlds = join_all([*nodes, third])
+                assert {world.size for world in worlds} == {3}
+            cluster.start(seat)
+            cluster.wait_for(ALL)
+        epochs = {world.epoch for world in join_all(nodes)}
+        assert len(epochs) == 1
+    assert cluster.cluster() == founded
+    (members,) = {
+        len(cluster.gateway(seat).call("/v3/cluster/member/list", {})["members"]) for seat in ALL
+    }
+    assert members == 3
+
+
+def test_two_of_three_serve_and_the_third_joins_when_it_comes(cluster: Cluster) -> None:
+    cluster.start(0)
+    assert cluster.state().members == set()
+    cluster.start(2)
+    cluster.wait_for({0, 2})
+    cluster.gateway(0).put(b"k", b"v")
+    cluster.start(1)
+    cluster.wait_for(ALL)
+    cluster.lose(0)
+    wait_until("the others serve", lambda: _reads(cluster, 1))
+
+
+def _reads(cluster: Cluster, seat: int) -> bool:
+    try:
+        return cluster.gateway(seat).keys()[b"k"].value == b"v"
+    except OSError:
+        return False
+
+
+def test_a_member_that_is_killed_is_replaced_by_an_empty_one(
+    cluster: Cluster, scratch: Path
+) -> None:
+    cluster.start(0, 1, 2)
+    cluster.wait_for(ALL)
+    (etcd,) = cluster.supervisors[1].children()
+    folder = Path(etcd.cwd())
+    etcd.kill()
+    wait_for_end(etcd)
+    wait_until("another one runs", lambda: cluster.supervisors[1].children() not in ([], [etcd]))
+    cluster.wait_for(ALL)
+    assert not folder.exists()
+    assert len(list(scratch.iterdir())) == 3
+
+
+def test_two_hosts_lost_at_once_begin_a_new_cluster_that_the_third_joins(cluster: Cluster) -> None:
+    cluster.start(0, 1, 2)
+    cluster.wait_for(ALL)
+    founded = cluster.cluster()
+    job = node_settings(cluster.endpoints, "job", "1:8")
+    with Group(job) as first, Group(job) as second:
+        before = join_all([first, second])[0].epoch
+        cluster.lose(1)
+        cluster.lose(2)
+        cluster.start(1, 2)
+        cluster.wait_for(ALL)
+        assert cluster.cluster() != founded
+        with Group(job) as third:
+            worlds = join_all([first, second, third])
+            assert {world.size for world in worlds} == {3}
+            assert worlds[0].epoch > before
+
+
+def test_all_end_with_their_data_when_the_last_node_has_left(
+    cluster: Cluster, scratch: Path
+) -> None:
+    cluster.start(0, 1, 2)
+    cluster.wait_for(ALL)
+    lease_id = cluster.grant(0)
+    etcds = [etcd for it in cluster.supervisors.values() for etcd in it.children()]
+    with pytest.raises(psutil.TimeoutExpired):  # only a lower bound is waited for
+        cluster.supervisors[1].wait(2)
+    cluster.gateway(2).revoke(lease_id)
+    for process in (*cluster.supervisors.values(), *etcds):
+        wait_for_end(process)
+    assert list(scratch.iterdir()) == []
+
+
+def test_a_signal_takes_a_member_away_only_if_the_others_can_spare_it(cluster: Cluster) -> None:
+    cluster.start(0, 1, 2)
+    cluster.wait_for(ALL)
+    lease_id = cluster.grant(0)
+    cluster.supervisors[0].terminate()
+    wait_for_end(cluster.supervisors[0])
+    cluster.wait_for({1, 2})
+    cluster.supervisors[1].terminate()
+    with pytest.raises(psutil.TimeoutExpired):
+        cluster.supervisors[1].wait(2)
+    cluster.gateway(2).revoke(lease_id)  # it serves
+    for process in cluster.supervisors.values():
+        wait_for_end(process)
+
+
+def test_an_agent_starts_its_host_and_waits_for_the_others(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    started = ensure_etcd(cluster.settings(), cluster.environ)
+    assert started is not None
+    assert caplog.text.count("started a member of an embedded cluster on") == 3
+    for child in [it for it in psutil.process_iter() if _is_of(it, cluster)]:
+        cluster.supervisors[child.pid] = child
+    assert ensure_etcd(cluster.settings(), cluster.environ) is None
+    assert cluster.state().members
+
+
+def _is_of(process: psutil.Process, cluster: Cluster) -> bool:
+    try:
+        return process.cmdline()[-1:] != [] and any(
+            process.cmdline()[-1] == f"{address}:{cluster.port}" for address in cluster.addresses
+        )
+    except (psutil.NoSuchProcess, psutil.ZombieProcess):
+        return False
+
+
+def test_the_hosts_that_are_missing_are_named(cluster: Cluster) -> None:
+    cluster.start(0)
+    state = str(cluster.state())
+    assert f"nothing answers on the supervisors' port of {cluster.addresses[1]}:" in state
+    assert f"{cluster.addresses[0]}:{cluster.port}: it waits for a majority of the 3" in state
+
+
+def test_another_list_of_hosts_is_refused_with_both(cluster: Cluster) -> None:
+    cluster.start(0)
+    first = f"{cluster.addresses[0]}:{cluster.port}"
+    other = settings(f"{first},192.0.2.1,192.0.2.2")
+    with pytest.raises(
+        EmbeddedEtcdError, match=rf"here .*192\.0\.2\.1:2379.*there .*{cluster.addresses[1]}"
+    ):
+        ensure_etcd(other, cluster.environ)
+
+
+@pytest.mark.parametrize(
+    ("endpoints", "why"),
+    [
+        ("h1,h2", "survives no more losses than with 1"),
+        ("h1,h2,h3,h4", "three or five"),
+        ("127.0.0.1,localhost,192.0.2.1", r"are the same address, 127\.0\.0\.1"),
+    ],
+)
+def test_lists_that_make_no_cluster_are_refused(endpoints: str, why: str) -> None:
+    with pytest.raises(SettingsError, match=why):
+        ensure_etcd(settings(endpoints), dict(os.environ))

@@ -1,0 +1,92 @@
+"""The decisions of an embedded cluster's seats, under what may happen to three and five hosts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from rdzv_etcd.embedded import seat
+from rdzv_etcd.embedded.seat import Decision, Do, Entry, Step, View
+from tests.embedded.seats import Hosts, Rules, UnsafeError
+
+_EVENTS = 150
+
+
+def live(count: int, seed: int, rules: Rules) -> Hosts:
+    hosts = Hosts(count, seed, rules)
+    for _ in range(_EVENTS):
+        hosts.happen()
+    return hosts
+
+
+@pytest.mark.parametrize("count", [3, 5])
+def test_two_clusters_never_have_a_majority(count: int) -> None:
+    """Whatever is lost, late or repeated, and whatever any clock shows."""
+    served = 0
+    for seed in range(600):
+        hosts = live(count, seed, Rules())
+        served += len(hosts.clusters) > 1
+    assert served > 300  # the search reaches more than one cluster in most lives
+
+
+@pytest.mark.parametrize("count", [3, 5])
+def test_from_any_state_a_majority_of_hosts_comes_to_serve(count: int) -> None:
+    for seed in range(300):
+        hosts = live(count, seed, Rules())
+        there = set(hosts.random.sample(range(count), hosts.random.randint(count // 2 + 1, count)))
+        for number in set(range(count)) - there:
+            if hosts.random.random() < 0.5:
+                hosts.forget(number)  # the others run on, unreached
+        assert hosts.calm_down(there, 200.0), f"seed {seed}: {there} do not serve"
+
+
+def _removes_first(
+    entries: Sequence[Entry], addresses: tuple[str, str], own_id: str
+) -> tuple[Step, str] | None:
+    for entry in entries:
+        if entry.id != own_id and entry.url == addresses[0]:
+            return Step.REMOVE, entry.id
+    return seat.next_step(entries, addresses, own_id)
+
+
+def _removes_before_it_votes(
+    entries: Sequence[Entry], addresses: tuple[str, str], own_id: str
+) -> tuple[Step, str] | None:
+    for entry in entries:
+        if own_id and entry.id != own_id and entry.url.startswith(addresses[1]):
+            return Step.REMOVE, entry.id
+    return seat.next_step(entries, addresses, own_id)
+
+
+def _founds_with_whom_it_hears(view: View) -> Decision:
+    decision = seat.decide(view)
+    if decision.do is Do.WAIT and view.own.member is None and view.own.life:
+        founders = tuple(
+            view.own.life if number == view.own.seat else "" for number in range(view.seats)
+        )
+        return Decision(Do.FOUND, "alone", founders=founders)
+    return decision
+
+
+_MUTANTS: dict[str, tuple[int, Callable[[], Rules]]] = {
+    "an identity is used twice": (3, lambda: Rules(draws_new_lives=False)),
+    "the old voter is removed first": (3, lambda: Rules(next_step=_removes_first)),
+    "… or before the new one votes": (3, lambda: Rules(next_step=_removes_before_it_votes)),
+    "a founding lists only who is there": (5, lambda: Rules(lists_absent=False)),
+    "a founding alone, of those who are there": (
+        3,
+        lambda: Rules(decide=_founds_with_whom_it_hears, lists_absent=False),
+    ),
+}
+
+
+@pytest.mark.parametrize("mutant", _MUTANTS)
+def test_the_search_notices_a_broken_rule(mutant: str) -> None:
+    count, rules = _MUTANTS[mutant]
+    for seed in range(600):
+        try:
+            live(count, seed, rules())
+        except UnsafeError:
+            return
+    pytest.fail("not noticed")
