@@ -81,9 +81,8 @@ def launch(
         cluster=cluster,
     )
     command = [sys.executable, "-I", "-S", "-c", _SUPERVISOR, str(Path(__file__).parents[2])]
-    command.append(
-        endpoint.target if cluster else str(endpoint.port)
-    )  # for people who look at a list of processes
+    # For people who look at a list of processes.
+    command.append(str(endpoint.port) if cluster is None else endpoint.target)
     with os.fdopen(read_fd, "rb") as status:
         try:
             subprocess.run(

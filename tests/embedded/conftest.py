@@ -9,7 +9,8 @@ from typing import Any, TypeAlias
 import psutil
 import pytest
 
-from rdzv_etcd.embedded.start import StartedEtcd, ensure_etcd
+from rdzv_etcd.embedded.launch import StartedEtcd
+from rdzv_etcd.embedded.start import ensure_etcd
 from tests.embedded.agents import Agent, environment, settings, wait_for_end
 from tests.support.processes import free_port
 from tests.support.servers import EtcdBinary

@@ -6,6 +6,7 @@ import os
 import random
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,9 @@ from rdzv_etcd.embedded.start import ensure_etcd
 from rdzv_etcd.errors import EmbeddedEtcdError, SettingsError
 from rdzv_etcd.settings import Settings
 from rdzv_etcd.world.group import Group
-from tests.embedded.agents import LIMIT_S, environment, has_ended, settings, wait_for_end
+from tests.embedded.agents import LIMIT_S, Agent, environment, has_ended, settings, wait_for_end
 from tests.library.nodes import join_all, node_settings, wait_until
+from tests.support import netns
 from tests.support.gateway import Gateway
 from tests.support.processes import free_port
 from tests.support.servers import EtcdBinary
@@ -80,9 +82,7 @@ class Cluster:
 
     def close(self) -> None:
         for supervisor in self.supervisors.values():
-            if not has_ended(supervisor):
-                supervisor.kill()
-                wait_for_end(supervisor)
+            _kill(supervisor)
 
 
 @pytest.fixture
@@ -249,3 +249,57 @@ def test_another_list_of_hosts_is_refused_with_both(cluster: Cluster) -> None:
 def test_lists_that_make_no_cluster_are_refused(endpoints: str, why: str) -> None:
     with pytest.raises(SettingsError, match=why):
         ensure_etcd(settings(endpoints), dict(os.environ))
+
+
+@pytest.mark.slow
+def test_each_host_is_cut_off_in_turn_while_nodes_work(
+    etcd_binary: EtcdBinary, scratch: Path, tmp_path: Path
+) -> None:
+    """The nodes are in the namespace of the test; the hosts run agents that start the cluster."""
+    if why_not := netns.why_not():
+        pytest.skip(why_not)
+    with ExitStack() as stack:
+        network = netns.Network(tmp_path)
+        stack.callback(network.close)
+        hosts = [network.add_host() for _ in range(3)]
+        port = free_port()
+        endpoints = ",".join(f"{host.address}:{port}" for host in hosts)
+        environ = environment(etcd_binary.path, scratch)
+        agents = [
+            Agent(endpoints, environ, tmp_path / f"agent{number}.log", within=host.enter(()))
+            for number, host in enumerate(hosts)
+        ]
+        for agent in agents:
+            stack.callback(agent.close)
+            agent.go()
+        for agent in agents:
+            supervisor = agent.supervisor()
+            assert supervisor is not None
+            stack.callback(_kill, psutil.Process(supervisor))
+        job = node_settings(endpoints, "job", "1:8")
+        connection = job.connection
+
+        def wait_for(members: set[int]) -> None:
+            wait_until(
+                f"the members are {members}",
+                lambda: cluster_state(cluster_endpoints(connection)).members == members,
+            )
+
+        with Group(job) as first, Group(job) as second:
+            nodes = [first, second]
+            assert {world.size for world in join_all(nodes)} == {2}
+            for number, host in enumerate(hosts):
+                wait_for(ALL)
+                host.cut()
+                with Group(job) as third:
+                    assert {world.size for world in join_all([*nodes, third])} == {3}
+                wait_for(ALL - {number})
+                host.heal()
+                join_all(nodes)
+            wait_for(ALL)
+
+
+def _kill(supervisor: psutil.Process) -> None:
+    if not has_ended(supervisor):
+        supervisor.kill()
+        wait_for_end(supervisor)

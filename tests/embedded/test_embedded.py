@@ -12,9 +12,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from rdzv_etcd.embedded.launch import StartedEtcd
 from rdzv_etcd.embedded.port import PortAnswer, listen_urls, own_addresses
 from rdzv_etcd.embedded.program import take_lock
-from rdzv_etcd.embedded.start import StartedEtcd, ensure_etcd
+from rdzv_etcd.embedded.start import ensure_etcd
 from rdzv_etcd.errors import EmbeddedEtcdError, SettingsError
 from rdzv_etcd.settings import Endpoint
 from tests.embedded.agents import (
