@@ -138,12 +138,10 @@ def _examine_cluster(settings: Settings) -> Finding:
         state = cluster_state(cluster_endpoints(settings.connection))
     except (EmbeddedEtcdError, SettingsError) as error:
         return fail("etcd.members", str(error))
-    named = ", ".join(state.hosts[seat] for seat in sorted(state.members)) or "none"
-    text = f"members of the embedded cluster: {named}"
-    if len(state.members) == len(state.hosts):
-        return ok("etcd.members", text)
+    if not state.missing:
+        return ok("etcd.members", str(state))
     level = warn if len(state.members) > len(state.hosts) // 2 else fail
-    return level("etcd.members", f"{text}; {state}", "start a node on each host that is named")
+    return level("etcd.members", str(state), "start a node on each of these hosts")
 
 
 async def _examine_job(etcd: Etcd, keys: JobKeys, mine: JobSettings | None) -> list[Finding]:

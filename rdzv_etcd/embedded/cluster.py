@@ -39,7 +39,6 @@ HEARD_S = 2.0
 BLIND_S = 600.0
 """A member without a leader cannot see whether it is used: it stays so much longer."""
 _IDLE_S, _BUSY_S = 0.5, 0.1
-_LOOK_S = 2.0
 _ASK_LIMIT_S = 2.0
 _IDLE_LIMIT_S = 10.0
 _LONGEST_LINE = 1 << 16
@@ -54,6 +53,7 @@ class SeatSupervisor:
     def __init__(self, order: ClusterOrder, plan: Plan, grace_s: float, stale_after_s: float):
         self._order, self._plan = order, plan
         self._grace_s, self._stale_after_s = grace_s, stale_after_s
+        self._look_every_s = min(2.0, grace_s / 4)
         self._own = Report(order.seat, _draw())
         self._etcd: EtcdProcess | None = None
         self._own_id = ""
@@ -64,7 +64,8 @@ class SeatSupervisor:
         self._voters = len(order.places)
         self._pause_s = 0.0
         self._used_s = self._looked_s = time.monotonic()
-        self._was_used = False
+        self._is_blind = self._was_used = False
+        """Whether the member cannot see now if it is used, and whether it was when it last could."""
         self._trouble = self._reason = ""
         self._stops = 0
 
@@ -110,9 +111,7 @@ class SeatSupervisor:
     def _end(self) -> str:
         if self._stops > 1 or (self._stops and can_be_spared(self._view())):
             return "a signal asked for it"
-        member = self._own.member
-        is_blind = member is not None and not member.has_leader and self._was_used
-        limit_s = self._grace_s + (BLIND_S if is_blind else 0)
+        limit_s = self._grace_s + (BLIND_S if self._is_blind and self._was_used else 0)
         return "no node uses it" if time.monotonic() - self._used_s > limit_s else ""
 
     def _view(self) -> View:
@@ -142,14 +141,16 @@ class SeatSupervisor:
         learner = bool(status and status.get("isLearner"))
         votes = not learner if has_leader else member.votes
         self._own = replace(self._own, member=replace(member, has_leader=has_leader, votes=votes))
+        self._is_blind = self._is_blind or not has_leader
         if has_leader:
             self._leader_s, self._trouble = now, ""
         elif listed := await self._ask_own("cluster/member/list"):
             self._voters = sum(not it.learner for it in _entries(listed)) or self._voters
-        if has_leader and not learner and now - self._looked_s > _LOOK_S:
+        if has_leader and not learner and now - self._looked_s > self._look_every_s:
             self._looked_s = now
             self._etcd.tidy()
             used = await self._is_used()
+            self._is_blind = used is None
             self._was_used = self._was_used if used is None else used
             self._used_s = now if used else self._used_s
 
@@ -158,12 +159,14 @@ class SeatSupervisor:
         found = await self._ask_own("lease/leases")
         if found is None:
             return None
+        answers = True
         for lease in found.get("leases", ()):
             reply = await self._ask_own("lease/timetolive", ID=lease["ID"])
             age_s = None if reply is None else lease_age_s(reply)
             if age_s is not None and age_s <= self._stale_after_s:
                 return True
-        return False
+            answers = answers and reply is not None
+        return False if answers else None
 
     async def _act(self, decision: Decision) -> None:
         self._reason = decision.reason
@@ -263,9 +266,11 @@ class SeatSupervisor:
 
     def _drop(self) -> None:
         """End the member, if there is one, and delete its data."""
+        if self._is_blind and self._was_used:
+            self._used_s = time.monotonic()  # its nodes may need some time to be seen again
         if self._etcd is not None:
             self._etcd.remove()
-        self._etcd, self._own_id = None, ""
+        self._etcd, self._own_id, self._is_blind = None, "", False
         self._own = Report(self._own.seat, _draw())
 
     async def _ask_own(self, path: str, **body: object) -> dict[str, Any] | None:

@@ -22,7 +22,7 @@ from rdzv_etcd.errors import EmbeddedEtcdError, SettingsError
 from rdzv_etcd.log import LineTimes
 from rdzv_etcd.settings import Connection, Endpoint, Settings
 from rdzv_etcd.settings.hosts import is_loopback, resolve
-from rdzv_etcd.text import many, shown
+from rdzv_etcd.text import shown
 
 log = logging.getLogger(__name__)
 
@@ -63,8 +63,9 @@ class ClusterState:
                     found.add(report.seat)
         return found
 
-    def __str__(self) -> str:
-        """Say which hosts have no member, and why as far as that is known."""
+    @property
+    def missing(self) -> str:
+        """The hosts without a member, and why as far as that is known; empty if there are none."""
         silent = missing(self.hosts, self.answers)
         parts = [f"nothing answers on the supervisors' port of {silent}"] if silent else []
         parts += [
@@ -72,7 +73,12 @@ class ClusterState:
             for seat, answer in sorted(self.answers.items())
             if seat not in self.members
         ]
-        return "; ".join(parts) or "all hosts have members"
+        return "; ".join(parts)
+
+    def __str__(self) -> str:
+        named = ", ".join(self.hosts[seat] for seat in sorted(self.members)) or "no host"
+        missing = f"; {self.missing}" if self.missing else ""
+        return f"embedded cluster with members on {named}{missing}"
 
 
 def cluster_endpoints(connection: Connection) -> tuple[Endpoint, ...]:
@@ -135,24 +141,13 @@ class SeatKeeper:
     def _log_change(self, state: ClusterState) -> None:
         if state.members == self._members:
             return
-        self._members, count = state.members, len(state.members)
-        needed = majority(len(state.hosts))
-        if count == len(state.hosts):
-            log.info("embedded cluster: %s", state)
-        elif count >= needed:
-            spare = count - needed
-            log.log(
-                logging.INFO if spare else logging.WARNING,
-                "embedded cluster: %d of %d hosts have members, %s may still be lost: %s",
-                count,
-                len(state.hosts),
-                many(spare, "host") if spare else "none",
-                state,
-            )
+        self._members, needed = state.members, majority(len(state.hosts))
+        if len(state.members) > needed:
+            log.info("%s", state)
+        elif len(state.members) == needed:
+            log.warning("%s; no more may be lost", state)
         else:
-            log.warning(
-                "embedded cluster: no majority, training continues until the next change: %s", state
-            )
+            log.warning("%s; without a majority training continues until the next change", state)
 
 
 def _own_seats(endpoints: Sequence[Endpoint]) -> dict[int, tuple[str, ...]]:
@@ -188,7 +183,7 @@ def ensure_cluster(settings: Settings, environ: Mapping[str, str]) -> StartedEtc
         waited_s = time.monotonic() - began_s
         if waited_s > limit_s:
             raise EmbeddedEtcdError(
-                f"no embedded cluster served at {connection} within {limit_s:g} s: {state}"
+                f"no embedded cluster served at {connection} within {limit_s:g} s: {state.missing}"
             )
         if lines.is_due(waited_s):
             log.warning(
@@ -196,7 +191,7 @@ def ensure_cluster(settings: Settings, environ: Mapping[str, str]) -> StartedEtc
                 waited_s,
                 limit_s,
                 connection,
-                state,
+                state.missing,
             )
         time.sleep(_PAUSE_S)  # there is no process yet that could announce the start
 
