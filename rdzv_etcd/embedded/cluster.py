@@ -65,7 +65,7 @@ class SeatSupervisor:
         self._pause_s = 0.0
         self._used_s = self._looked_s = time.monotonic()
         self._is_blind = self._was_used = False
-        """Whether the member cannot see now if it is used, and whether it was when it last could."""
+        """Whether the member cannot see if it is used, and whether it was when it last could."""
         self._trouble = self._reason = ""
         self._stops = 0
 

@@ -56,12 +56,13 @@ class ClusterState:
     @property
     def members(self) -> set[int]:
         """The seats with a vote in a cluster that has a leader."""
-        found = set()
-        for answer in self.answers.values():
-            for report in (answer.own, *answer.heard):
-                if report.member is not None and report.member.has_leader and report.member.votes:
-                    found.add(report.seat)
-        return found
+        heard = {it.seat: it for answer in self.answers.values() for it in answer.heard}
+        own = {seat: answer.own for seat, answer in self.answers.items()}
+        return {
+            seat
+            for seat, report in {**heard, **own}.items()
+            if report.member is not None and report.member.has_leader and report.member.votes
+        }
 
     @property
     def missing(self) -> str:

@@ -30,7 +30,7 @@ import encodings.idna
 from rdzv_etcd.embedded.start import ensure_etcd
 from rdzv_etcd.errors import RdzvEtcdError
 from rdzv_etcd.settings import settings_from_config
-config = {"embed": 1, "embed_grace": 1, "join_timeout": 60}
+config = {"embed": 1, "embed_grace": float(sys.argv[3]), "join_timeout": 60}
 settings = settings_from_config(endpoint=sys.argv[1], job_id="j", min_nodes=1, max_nodes=1,
                                 local_addr=None, config=config, environ={})
 uid = int(sys.argv[2])
@@ -88,11 +88,13 @@ class Agent:
         *,
         within: Sequence[str] = (),
         uid: int = 0,
+        grace_s: float = 1,
     ) -> None:
         """``within``: a command that runs it, such as ``unshare``; ``uid``: whom it becomes."""
         with stderr.open("ab") as log:
+            arguments = (endpoint, str(uid or os.getuid()), str(grace_s))
             self.process = subprocess.Popen(
-                [*within, sys.executable, "-c", _AGENT, endpoint, str(uid or os.getuid())],
+                [*within, sys.executable, "-c", _AGENT, *arguments],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,

@@ -97,7 +97,7 @@ def test_each_host_is_lost_in_turn_and_comes_back_while_nodes_work(cluster: Clus
     cluster.start(0, 1, 2)
     cluster.wait_for(ALL)
     founded = cluster.cluster()
-    job = node_settings(cluster.endpoints, "job", "1:8")
+    job = node_settings(cluster.endpoints, "job", "2")
     with Group(job) as first, Group(job) as second:
         epochs = [_reform([first, second])]
         for seat in sorted(ALL):
@@ -159,7 +159,7 @@ def test_two_hosts_lost_at_once_begin_a_new_cluster_that_the_third_joins(cluster
     cluster.start(0, 1, 2)
     cluster.wait_for(ALL)
     founded = cluster.cluster()
-    job = node_settings(cluster.endpoints, "job", "1:8")
+    job = node_settings(cluster.endpoints, "job", "2")
     with Group(job) as first, Group(job) as second:
         before = _reform([first, second])
         cluster.lose(1)
@@ -267,7 +267,13 @@ def test_each_host_is_cut_off_in_turn_while_nodes_work(
         endpoints = ",".join(f"{host.address}:{port}" for host in hosts)
         environ = environment(etcd_binary.path, scratch)
         agents = [
-            Agent(endpoints, environ, tmp_path / f"agent{number}.log", within=host.enter(()))
+            Agent(
+                endpoints,
+                environ,
+                tmp_path / f"agent{number}.log",
+                within=host.enter(()),
+                grace_s=30,
+            )
             for number, host in enumerate(hosts)
         ]
         for agent in agents:
@@ -277,7 +283,7 @@ def test_each_host_is_cut_off_in_turn_while_nodes_work(
             supervisor = agent.supervisor()
             assert supervisor is not None
             stack.callback(_kill, psutil.Process(supervisor))
-        job = node_settings(endpoints, "job", "1:8")
+        job = node_settings(endpoints, "job", "2")
         connection = job.connection
 
         def wait_for(members: set[int]) -> None:
