@@ -139,7 +139,8 @@ class SeatSupervisor:
         status = await self._ask_own("maintenance/status")
         has_leader = status is not None and int(status.get("leader", 0)) != 0
         learner = bool(status and status.get("isLearner"))
-        votes = not learner if has_leader else member.votes
+        # Not before its seat's old voters are removed: until then its cluster can spare no other.
+        votes = not (learner or self._own_id) if has_leader else member.votes
         self._own = replace(self._own, member=replace(member, has_leader=has_leader, votes=votes))
         self._is_blind = self._is_blind or not has_leader
         if has_leader:
@@ -177,7 +178,8 @@ class SeatSupervisor:
             self._found(decision)
         elif decision.do is Do.JOIN or self._own_id:
             try:
-                await self._join(decision.cluster)
+                while await self._join(decision.cluster):
+                    pass  # at once: between two steps a loss may cost the majority
             except (OSError, ValueError, LookupError) as error:  # it is tried again
                 self._trouble = f"its etcd is not in the cluster yet: {error}"
 
@@ -191,20 +193,21 @@ class SeatSupervisor:
         )
         self._start(Member(token, decision.founders), ("new", cluster))
 
-    async def _join(self, cluster: str) -> None:
-        """Take one step towards a voter of our own. Raises OSError, ValueError."""
+    async def _join(self, cluster: str) -> bool:
+        """Take one step towards a voter of our own; return whether another one may follow at once.
+
+        Raises OSError, ValueError, LookupError.
+        """
         cluster = cluster if self._own.member is None else self._own.member.cluster
-        via = next(
-            (
-                self._order.places[it.seat]
-                for it in self._view().heard.values()
-                if (member := it.member) is not None
-                and (member.cluster, member.has_leader, member.votes) == (cluster, True, True)
-            ),
-            None,
-        )
-        if via is None:
-            return
+        members = [
+            self._order.places[it.seat]
+            for it in self._view().heard.values()
+            if (member := it.member) is not None
+            and (member.cluster, member.has_leader) == (cluster, True)
+        ]
+        if not members:
+            return False
+        via = secrets.choice(members)  # a learner refuses; then it is tried again
         own = self._order.places[self._order.seat]
         retired = f"http://127.{100 + self._order.seat}."
         # Only a read makes sure that the list which the same member gives is not an old one.
@@ -213,17 +216,20 @@ class SeatSupervisor:
         step = next_step(listed, (own.peer_url, retired), self._own_id)
         if step is None:
             self._own_id = ""
-        elif step[0] is Step.LEAVE:
+            return False
+        if step[0] is Step.LEAVE:
             self._fail("it was removed from the cluster")
-        elif step[0] is Step.ADD:
+            return False
+        if step[0] is Step.ADD:
             body: dict[str, object] = {"peerURLs": [own.peer_url], "isLearner": True}
             added = await _post(via, "cluster/member/add", body)
             self._start_added(cluster, added)
-        else:
-            body = {"ID": step[1]}
-            if step[0] is Step.RETIRE:
-                body["peerURLs"] = [f"{retired}{secrets.randbelow(256)}.{secrets.randbelow(256)}:1"]
-            await _post(via, f"cluster/member/{_REQUESTS[step[0]]}", body)
+            return False
+        body = {"ID": step[1]}
+        if step[0] is Step.RETIRE:
+            body["peerURLs"] = [f"{retired}{secrets.randbelow(256)}.{secrets.randbelow(256)}:1"]
+        await _post(via, f"cluster/member/{_REQUESTS[step[0]]}", body)
+        return True
 
     def _start_added(self, cluster: str, added: dict[str, Any]) -> None:
         own_id = str(added["member"]["ID"])
