@@ -13,7 +13,7 @@ from rdzv_etcd.cli import output
 from rdzv_etcd.cli.jobs import Job, connected, jobs_under, read_job
 from rdzv_etcd.cli.options import JobTarget, common
 from rdzv_etcd.cli.report import Report, Row, State, report_on
-from rdzv_etcd.embedded.cluster_start import cluster_endpoints, cluster_state
+from rdzv_etcd.embedded.cluster_start import describe_cluster
 from rdzv_etcd.errors import StateCorruptError
 from rdzv_etcd.etcd.port import Etcd
 from rdzv_etcd.protocol.describe import lost_and_left
@@ -60,8 +60,7 @@ async def _one(settings: Settings, every_node: bool, as_json: bool) -> int:
     else:
         where = f"etcd {settings.connection}, read in {output.duration(took_s)}"
         if settings.embed and len(settings.connection.endpoints) > 1:
-            endpoints = cluster_endpoints(settings.connection)
-            where += f"; {await asyncio.to_thread(cluster_state, endpoints)}"
+            where += f"; {await asyncio.to_thread(describe_cluster, settings.connection)}"
         for part in render(report, where):
             output.console().print(part, soft_wrap=True)
     return report.state.exit_code

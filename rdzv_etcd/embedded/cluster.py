@@ -32,6 +32,7 @@ from rdzv_etcd.embedded.seat import (
     free_seats,
     next_step,
     report_from,
+    retired_url,
 )
 
 HEARD_S = 2.0
@@ -39,6 +40,8 @@ HEARD_S = 2.0
 BLIND_S = 600.0
 """A member without a leader cannot see whether it is used: it stays so much longer."""
 _IDLE_S, _BUSY_S = 0.5, 0.1
+_PAUSE_S = 2.0
+"""What a pause of this process, however long, counts for."""
 _ASK_LIMIT_S = 2.0
 _IDLE_LIMIT_S = 10.0
 _LONGEST_LINE = 1 << 16
@@ -59,11 +62,12 @@ class SeatSupervisor:
         self._own_id = ""
         """The member's id in etcd while it is joining; empty when there is nothing left to do."""
         self._heard: dict[int, tuple[Report, float]] = {}
+        self._clock_s, self._read_s = 0.0, time.monotonic()
         self._settled: tuple[object, float] = (None, 0.0)
         self._leader_s = self._begun_s = self._next_life_s = 0.0
         self._voters = len(order.places)
         self._pause_s = 0.0
-        self._used_s = self._looked_s = time.monotonic()
+        self._used_s = self._looked_s = 0.0
         self._is_blind = self._was_used = False
         """Whether the member cannot see if it is used, and whether it was when it last could."""
         self._trouble = self._reason = ""
@@ -87,7 +91,8 @@ class SeatSupervisor:
         )
         ready()
         others = [seat for seat in range(len(self._order.places)) if seat != self._order.seat]
-        talks = [asyncio.create_task(self._talk(seat)) for seat in others]
+        tasks = [asyncio.create_task(self._talk(seat)) for seat in others]
+        tasks.append(asyncio.create_task(self._keep_time()))
         try:
             while not (end := self._end()):
                 await self._look()
@@ -95,10 +100,25 @@ class SeatSupervisor:
                 await asyncio.sleep(self._tick_s())
             return end
         finally:
-            for talk in talks:
-                talk.cancel()
+            for task in tasks:
+                task.cancel()
             server.close()
             self._drop()
+
+    async def _keep_time(self) -> None:
+        while True:
+            self._now_s()
+            await asyncio.sleep(_IDLE_S)
+
+    def _now_s(self) -> float:
+        """Return for how long this process has run.
+
+        After a pause it has seen neither nodes nor a leader, and that means nothing.
+        """
+        now = time.monotonic()
+        self._clock_s += min(now - self._read_s, _PAUSE_S)
+        self._read_s = now
+        return self._clock_s
 
     def _stop(self) -> None:
         self._stops += 1
@@ -112,11 +132,11 @@ class SeatSupervisor:
         if self._stops > 1 or (self._stops and can_be_spared(self._view())):
             return "a signal asked for it"
         limit_s = self._grace_s + (BLIND_S if self._is_blind and self._was_used else 0)
-        return "no node uses it" if time.monotonic() - self._used_s > limit_s else ""
+        return "no node uses it" if self._now_s() - self._used_s > limit_s else ""
 
     def _view(self) -> View:
-        now = time.monotonic()
-        heard = {it.seat: it for it, at_s in self._heard.values() if now - at_s < HEARD_S}
+        now, real = self._now_s(), time.monotonic()
+        heard = {it.seat: it for it, at_s in self._heard.values() if real - at_s < HEARD_S}
         view = View(self._own, heard, len(self._order.places), voters=self._voters)
         free = free_seats(view)
         if self._settled[0] != free:
@@ -127,7 +147,7 @@ class SeatSupervisor:
 
     async def _look(self) -> None:
         """See how the member is, and whether its cluster is used."""
-        now = time.monotonic()
+        now = self._now_s()
         member = self._own.member
         if self._etcd is None or member is None:
             if not self._own.life and now > self._next_life_s:
@@ -208,12 +228,11 @@ class SeatSupervisor:
         if not members:
             return False
         via = secrets.choice(members)  # a learner refuses; then it is tried again
-        own = self._order.places[self._order.seat]
-        retired = f"http://127.{100 + self._order.seat}."
+        own_seat, own = self._order.seat, self._order.places[self._order.seat]
         # Only a read makes sure that the list which the same member gives is not an old one.
         await _post(via, "kv/range", {"key": "AA=="})
         listed = _entries(await _post(via, "cluster/member/list", {}))
-        step = next_step(listed, (own.peer_url, retired), self._own_id)
+        step = next_step(listed, own_seat, own.peer_url, self._own_id)
         if step is None:
             self._own_id = ""
             return False
@@ -227,7 +246,7 @@ class SeatSupervisor:
             return False
         body = {"ID": step[1]}
         if step[0] is Step.RETIRE:
-            body["peerURLs"] = [f"{retired}{secrets.randbelow(256)}.{secrets.randbelow(256)}:1"]
+            body["peerURLs"] = [retired_url(own_seat, secrets.randbelow(1 << 16))]
         await _post(via, f"cluster/member/{_REQUESTS[step[0]]}", body)
         return True
 
@@ -252,7 +271,7 @@ class SeatSupervisor:
         flags += ["--pre-vote", "--strict-reconfig-check=false"]
         self._own_id = ""
         self._own = replace(self._own, member=member)
-        self._begun_s = self._leader_s = time.monotonic()
+        self._begun_s = self._leader_s = self._now_s()
         self._voters = len(self._order.places)
         try:
             self._etcd = EtcdProcess(self._plan)
@@ -262,7 +281,7 @@ class SeatSupervisor:
 
     def _fail(self, cause: str) -> None:
         """The member has ended; the next one is started after a while that grows."""
-        now = time.monotonic()
+        now = self._now_s()
         is_news = now - self._begun_s > _HEALTHY_AFTER_S
         self._pause_s = 0.5 if is_news else min(_LONGEST_PAUSE_S, max(0.5, 2 * self._pause_s))
         self._trouble = f"its etcd ended: {cause}"
@@ -273,7 +292,7 @@ class SeatSupervisor:
     def _drop(self) -> None:
         """End the member, if there is one, and delete its data."""
         if self._is_blind and self._was_used:
-            self._used_s = time.monotonic()  # its nodes may need some time to be seen again
+            self._used_s = self._now_s()  # its nodes may need some time to be seen again
         if self._etcd is not None:
             self._etcd.remove()
         self._etcd, self._own_id, self._is_blind = None, "", False
@@ -312,22 +331,22 @@ class SeatSupervisor:
         return {
             "hosts": [place.name for place in self._order.places],
             "report": asdict(self._own),
-            "unused_s": time.monotonic() - self._used_s,
+            "unused_s": self._now_s() - self._used_s,
         }
 
     def _hear(self, message: dict[str, Any]) -> None:
         """Take in what another seat says; raises ValueError if it cannot be meant."""
         if message.get("hosts") != self._message()["hosts"]:
             raise ValueError("another list of hosts")
-        now, report = time.monotonic(), report_from(message.get("report"))
+        report = report_from(message.get("report"))
         seats, unused_s = len(self._order.places), message.get("unused_s")
         founders = () if report.member is None else report.member.founders
         if report.seat == self._own.seat or not 0 <= report.seat < seats:
             raise ValueError("no other seat")
         if len(founders) not in (0, seats) or not isinstance(unused_s, float):
             raise ValueError("not of this cluster")
-        self._heard[report.seat] = (report, now)
-        self._used_s = max(self._used_s, now - max(0.0, unused_s))
+        self._heard[report.seat] = (report, time.monotonic())
+        self._used_s = max(self._used_s, self._now_s() - max(0.0, unused_s))
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer other supervisors, and agents and commands that ask how the cluster is."""
@@ -338,7 +357,7 @@ class SeatSupervisor:
                     self._hear(message)
                 else:
                     if message.get("waits"):
-                        self._used_s = time.monotonic()
+                        self._used_s = self._now_s()
                     heard = [asdict(report) for report in self._view().heard.values()]
                     reply |= {"heard": heard, "trouble": self._trouble or self._reason}
                 writer.write(json.dumps(reply).encode() + b"\n")
@@ -350,7 +369,7 @@ class SeatSupervisor:
 
 
 def _draw() -> str:
-    return secrets.token_hex(4)
+    return secrets.token_hex(8)
 
 
 async def _limited(work: Any, limit_s: float = _ASK_LIMIT_S) -> Any:

@@ -113,6 +113,14 @@ def cluster_state(endpoints: Sequence[Endpoint]) -> ClusterState:
     return _ask_all(endpoints, waits=False)
 
 
+def describe_cluster(connection: Connection) -> str:
+    """Return a line on the members, or why there is none; blocks as :func:`cluster_state`."""
+    try:
+        return str(cluster_state(cluster_endpoints(connection)))
+    except (EmbeddedEtcdError, SettingsError) as error:
+        return str(error)
+
+
 class SeatKeeper:
     """Keeps the seats of this machine while a node is here, and logs which hosts have members."""
 
@@ -121,6 +129,7 @@ class SeatKeeper:
         self._endpoints = cluster_endpoints(settings.connection)
         self._own = _own_seats(self._endpoints)
         self._members = set(range(len(self._endpoints)))
+        self._trouble = ""
 
     def look(self) -> None:
         """Start a supervisor that has ended, and log what has changed. Blocks for seconds."""
@@ -137,7 +146,13 @@ class SeatKeeper:
                 except EmbeddedEtcdError as error:
                     log.warning("%s; it will be tried again", error)
         if self._own:
-            self._log_change(cluster_state(self._endpoints))
+            try:
+                self._log_change(cluster_state(self._endpoints))
+                self._trouble = ""
+            except EmbeddedEtcdError as error:  # a node elsewhere was started with another list
+                if self._trouble != str(error):
+                    self._trouble = str(error)
+                    log.warning("%s", error)
 
     def _log_change(self, state: ClusterState) -> None:
         if state.members == self._members:
@@ -152,9 +167,19 @@ class SeatKeeper:
 
 
 def _own_seats(endpoints: Sequence[Endpoint]) -> dict[int, tuple[str, ...]]:
-    """Return the seats that are this machine's, with their addresses."""
+    """Return the seats that are this machine's, with their addresses.
+
+    Only on loopback may there be more than one. Raises :class:`SettingsError`.
+    """
     own = {seat: own_addresses(endpoint.host) for seat, endpoint in enumerate(endpoints)}
-    return {seat: addresses for seat, addresses in own.items() if addresses}
+    found = {seat: addresses for seat, addresses in own.items() if addresses}
+    names = [endpoints[seat].target for seat in found if not is_loopback(endpoints[seat].host)]
+    if len(names) > 1:
+        raise SettingsError(
+            f"embed=1: {' and '.join(names)} are all this machine ({socket.gethostname()}): each "
+            "endpoint must be another host, so that the loss of one leaves a majority"
+        )
+    return found
 
 
 def ensure_cluster(settings: Settings, environ: Mapping[str, str]) -> StartedEtcd | None:
@@ -169,13 +194,16 @@ def ensure_cluster(settings: Settings, environ: Mapping[str, str]) -> StartedEtc
     endpoints = cluster_endpoints(connection)
     own = _own_seats(endpoints)
     began_s, lines, next_start_s, started = time.monotonic(), LineTimes(), 0.0, None
+    state = _ask_all(endpoints, waits=True)  # before a seat of another list of hosts is begun
     while True:
         if time.monotonic() >= next_start_s:
             next_start_s = time.monotonic() + _RETRY_START_S
             for seat in own:
                 if not is_locked(endpoints[seat].target):
                     pid = start_seat(settings, environ, endpoints, seat, began_s + limit_s)
-                    started = started or pid
+                    if pid is not None and started is None:
+                        started = pid
+                        _warn_of_strangers(endpoints)
         state = _ask_all(endpoints, waits=True)
         if any(_is_healthy(endpoints[seat]) for seat in state.members):
             for seat, addresses in own.items():
@@ -195,6 +223,17 @@ def ensure_cluster(settings: Settings, environ: Mapping[str, str]) -> StartedEtc
                 state.missing,
             )
         time.sleep(_PAUSE_S)  # there is no process yet that could announce the start
+
+
+def _warn_of_strangers(endpoints: Sequence[Endpoint]) -> None:
+    ports = sorted({it.port + more for it in endpoints for more in (0, _PEERS, _SUPERVISORS)})
+    log.warning(
+        "the embedded cluster at %s has neither TLS nor passwords: anyone who can reach ports %s "
+        "of these hosts controls the workers; let only the job's hosts reach them (firewall, "
+        "security group, NetworkPolicy), or use an etcd of your own with TLS",
+        ",".join(endpoint.target for endpoint in endpoints),
+        ", ".join(map(str, ports)),
+    )
 
 
 def start_seat(

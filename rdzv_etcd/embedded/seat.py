@@ -16,7 +16,9 @@ Two clusters never have a majority at the same time, whatever is lost, delayed o
 2. So a majority of voters takes living members on a majority of the seats, as a seat has one.
 3. Two majorities of the seats share a seat, which runs a member of one cluster only.
 
-No clock and no report has to be right for this. They decide only how soon a cluster serves.
+No clock and no report has to be right for this. They decide only how soon a cluster serves. What
+has to be right is that a seat is one machine: a name that moves to another one while the old one
+still runs its member, cut off, makes two of one seat. On one machine the ports see to it.
 """
 
 from __future__ import annotations
@@ -185,6 +187,9 @@ def can_be_spared(view: View) -> bool:
 # --- joining --------------------------------------------------------------------------------------
 
 
+_RETIRED_PORT = 1
+
+
 @dataclass(frozen=True, slots=True)
 class Entry:
     """A member in etcd's own list."""
@@ -206,25 +211,30 @@ class Step(Enum):
     """No request: the own entry has been removed."""
 
 
+def retired_url(seat: int, number: int) -> str:
+    """Return where an old entry of a seat moves to: nothing listens there. ``number``: 16 bits."""
+    return f"http://127.{100 + seat}.{number >> 8}.{number & 255}:{_RETIRED_PORT}"
+
+
+def is_retired(url: str, seat: int) -> bool:
+    """Return whether it is the address of an old entry of a seat."""
+    # A member may have such an address, but no such port: peers' are above the clients'.
+    return url.startswith(f"http://127.{100 + seat}.") and url.endswith(f":{_RETIRED_PORT}")
+
+
 def next_step(
-    entries: Sequence[Entry], addresses: tuple[str, str], own_id: str
+    entries: Sequence[Entry], seat: int, url: str, own_id: str
 ) -> tuple[Step, str] | None:
     """Return the next request with the entry it is about, ``None`` if there is nothing to do.
 
-    ``entries`` must be the result of a linearizable read, ``addresses`` are the seat's address and
-    the prefix of those that its old entries have been given; ``own_id`` is empty before it is
-    added.
+    ``entries`` must be the result of a linearizable read, ``url`` is where peers find the seat;
+    ``own_id`` is empty before it is added.
 
     All other entries of this seat are of the dead. A voter among them may go only when the seat
     has another voter that lives: see the module.
     """
-    address, retired = addresses
     own = next((it for it in entries if it.id == own_id), None)
-    dead = [
-        it
-        for it in entries
-        if it.id != own_id and (it.url == address or it.url.startswith(retired))
-    ]
+    dead = [it for it in entries if it.id != own_id and (it.url == url or is_retired(it.url, seat))]
     if own_id and own is None:
         return Step.LEAVE, ""
     if own is not None and own.learner:
@@ -232,7 +242,7 @@ def next_step(
     for entry in dead:
         if own is not None or entry.learner:
             return Step.REMOVE, entry.id
-        if entry.url == address:
+        if entry.url == url:
             return Step.RETIRE, entry.id
     return None if own_id else (Step.ADD, "")
 

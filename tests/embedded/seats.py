@@ -59,11 +59,8 @@ class Host:
 
 
 def address(number: int) -> str:
-    return f"at {number}"
-
-
-def retired(number: int) -> str:
-    return f"once at {number},"
+    """All look like an old one of the first host, except for their port."""
+    return f"http://127.100.0.{number}:2380"
 
 
 class Hosts:
@@ -75,6 +72,8 @@ class Hosts:
         self.now_s = 0.0
         self.clusters: dict[str, Cluster] = {}
         self.started: set[str] = set()
+        self.owners: dict[str, int] = {}
+        """Whose each entry is, by its id."""
         self._drawn = 0
         self.hosts = [Host(Report(number, self.draw())) for number in range(count)]
         self.said: list[list[Report]] = [[host.report] for host in self.hosts]
@@ -111,10 +110,8 @@ class Hosts:
                 if not any(self.is_of(it, number) for it in cluster.entries.values()):
                     raise UnsafeError(f"seat {number} has no voter in {token}")
 
-    @staticmethod
-    def is_of(entry: Entry, number: int) -> bool:
-        ours = entry.url == address(number) or entry.url.startswith(retired(number))
-        return ours and not entry.learner
+    def is_of(self, entry: Entry, number: int) -> bool:
+        return not entry.learner and self.owners[entry.id] == number
 
     def apply(self, token: str, step: Step, entry_id: str, number: int) -> str:
         """Commit a request; return the id of a new member, or nothing."""
@@ -126,12 +123,14 @@ class Hosts:
             taken = any(it.learner or it.url == address(number) for it in cluster.entries.values())
             if not taken:
                 made = f"{token}:{self.draw()}"
+                self.owners[made] = number
                 cluster.entries[made] = Entry(made, address(number), learner=True)
                 return made
         elif found is not None and step is Step.REMOVE:
             del cluster.entries[entry_id]
         elif found is not None and step is Step.RETIRE:
-            cluster.entries[entry_id] = replace(found, url=f"{retired(number)}{self.draw()}")
+            url = seat.retired_url(number, self.random.randrange(1 << 16))
+            cluster.entries[entry_id] = replace(found, url=url)
         elif found is not None and step is Step.PROMOTE:
             cluster.entries[entry_id] = replace(found, learner=False)
         return ""
@@ -175,6 +174,7 @@ class Hosts:
         for other, life in enumerate(decision.founders):
             if life or self.rules.lists_absent:
                 made = f"{token}:{other}:{life}"
+                self.owners[made] = other
                 entries[made] = Entry(made, address(other), learner=False)
         self.clusters.setdefault(token, Cluster(entries))
         own_id = f"{token}:{number}:{self.hosts[number].report.life}"
@@ -186,7 +186,7 @@ class Hosts:
             return
         own_id = host.own_id if host.is_joining else ""
         listed = list(cluster.entries.values())
-        step = self.rules.next_step(listed, (address(number), retired(number)), own_id)
+        step = self.rules.next_step(listed, number, address(number), own_id)
         if step is None:
             host.is_joining = False
         elif step[0] is Step.LEAVE:

@@ -42,21 +42,33 @@ def test_from_any_state_a_majority_of_hosts_comes_to_serve(count: int) -> None:
 
 
 def _removes_first(
-    entries: Sequence[Entry], addresses: tuple[str, str], own_id: str
+    entries: Sequence[Entry], number: int, url: str, own_id: str
 ) -> tuple[Step, str] | None:
     for entry in entries:
-        if entry.id != own_id and entry.url == addresses[0]:
+        if entry.id != own_id and entry.url == url:
             return Step.REMOVE, entry.id
-    return seat.next_step(entries, addresses, own_id)
+    return seat.next_step(entries, number, url, own_id)
 
 
 def _removes_before_it_votes(
-    entries: Sequence[Entry], addresses: tuple[str, str], own_id: str
+    entries: Sequence[Entry], number: int, url: str, own_id: str
 ) -> tuple[Step, str] | None:
     for entry in entries:
-        if own_id and entry.id != own_id and entry.url.startswith(addresses[1]):
+        if own_id and entry.id != own_id and seat.is_retired(entry.url, number):
             return Step.REMOVE, entry.id
-    return seat.next_step(entries, addresses, own_id)
+    return seat.next_step(entries, number, url, own_id)
+
+
+def _removes_what_looks_old(
+    entries: Sequence[Entry], number: int, url: str, own_id: str
+) -> tuple[Step, str] | None:
+    step = seat.next_step(entries, number, url, own_id)
+    prefix = seat.retired_url(number, 0).rpartition("0.0:")[0]
+    if step is None and own_id:
+        for entry in entries:
+            if entry.id != own_id and entry.url.startswith(prefix):
+                return Step.REMOVE, entry.id
+    return step
 
 
 def _founds_with_whom_it_hears(view: View) -> Decision:
@@ -73,6 +85,7 @@ _MUTANTS: dict[str, tuple[int, Callable[[], Rules]]] = {
     "an identity is used twice": (3, lambda: Rules(draws_new_lives=False)),
     "the old voter is removed first": (3, lambda: Rules(next_step=_removes_first)),
     "… or before the new one votes": (3, lambda: Rules(next_step=_removes_before_it_votes)),
+    "… or another seat's, by its address": (3, lambda: Rules(next_step=_removes_what_looks_old)),
     "a founding lists only who is there": (5, lambda: Rules(lists_absent=False)),
     "a founding alone, of those who are there": (
         3,
