@@ -138,7 +138,7 @@ def _examine_cluster(settings: Settings) -> Finding:
         state = cluster_state(cluster_endpoints(settings.connection))
     except (EmbeddedEtcdError, SettingsError) as error:
         return fail("etcd.members", str(error))
-    if not state.missing:
+    if not state.missing():
         return ok("etcd.members", str(state))
     level = warn if len(state.members) > len(state.hosts) // 2 else fail
     return level("etcd.members", str(state), "start a node on each of these hosts")

@@ -13,13 +13,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rdzv_etcd.embedded.binary import find_binary
-from rdzv_etcd.embedded.launch import StartedEtcd, launch
+from rdzv_etcd.embedded.launch import StartedEtcd, Wait, launch
 from rdzv_etcd.embedded.port import check_owner, listen_urls, own_addresses
 from rdzv_etcd.embedded.program import is_locked
 from rdzv_etcd.embedded.request import ask
 from rdzv_etcd.embedded.seat import ClusterOrder, Place, Report, majority, missing, report_from
 from rdzv_etcd.errors import EmbeddedEtcdError, SettingsError
-from rdzv_etcd.log import LineTimes
 from rdzv_etcd.settings import Connection, Endpoint, Settings
 from rdzv_etcd.settings.hosts import is_loopback, resolve
 from rdzv_etcd.text import shown
@@ -64,7 +63,6 @@ class ClusterState:
             if report.member is not None and report.member.has_leader and report.member.votes
         }
 
-    @property
     def missing(self) -> str:
         """The hosts without a member, and why as far as that is known; empty if there are none."""
         silent = missing(self.hosts, self.answers)
@@ -78,7 +76,7 @@ class ClusterState:
 
     def __str__(self) -> str:
         named = ", ".join(self.hosts[seat] for seat in sorted(self.members)) or "no host"
-        missing = f"; {self.missing}" if self.missing else ""
+        missing = f"; {why}" if (why := self.missing()) else ""
         return f"embedded cluster with members on {named}{missing}"
 
 
@@ -188,40 +186,28 @@ def ensure_cluster(settings: Settings, environ: Mapping[str, str]) -> StartedEtc
     Starts the supervisors of those endpoints that are this machine's, and returns the first of
     these. Raises as :func:`rdzv_etcd.embedded.start.ensure_etcd`.
     """
-    connection, limit_s = settings.connection, settings.timing.join_timeout_s
+    connection = settings.connection
     if connection.credentials is not None:
         raise SettingsError("embed=1 with several endpoints has no users: leave out user, password")
     endpoints = cluster_endpoints(connection)
-    own = _own_seats(endpoints)
-    began_s, lines, next_start_s, started = time.monotonic(), LineTimes(), 0.0, None
-    state = _ask_all(endpoints, waits=True)  # before a seat of another list of hosts is begun
+    own, next_start_s, started = _own_seats(endpoints), 0.0, None
+    wait = Wait("embedded cluster", str(connection), settings.timing.join_timeout_s)
     while True:
+        # Before a seat is begun: hosts may have another list.
+        state = _ask_all(endpoints, waits=True)
         if time.monotonic() >= next_start_s:
             next_start_s = time.monotonic() + _RETRY_START_S
             for seat in own:
                 if not is_locked(endpoints[seat].target):
-                    pid = start_seat(settings, environ, endpoints, seat, began_s + limit_s)
-                    if pid is not None and started is None:
-                        started = pid
+                    begun = start_seat(settings, environ, endpoints, seat, wait.deadline_s)
+                    if begun is not None and started is None:
                         _warn_of_strangers(endpoints)
-        state = _ask_all(endpoints, waits=True)
+                    started = started or begun
         if any(_is_healthy(endpoints[seat]) for seat in state.members):
             for seat, addresses in own.items():
                 check_owner(endpoints[seat], addresses)
             return started
-        waited_s = time.monotonic() - began_s
-        if waited_s > limit_s:
-            raise EmbeddedEtcdError(
-                f"no embedded cluster served at {connection} within {limit_s:g} s: {state.missing}"
-            )
-        if lines.is_due(waited_s):
-            log.warning(
-                "waiting %d s (of %g) for the embedded cluster at %s: %s",
-                waited_s,
-                limit_s,
-                connection,
-                state.missing,
-            )
+        wait.note(state.missing)
         time.sleep(_PAUSE_S)  # there is no process yet that could announce the start
 
 
@@ -254,21 +240,16 @@ def start_seat(
     )
     peers = listen_urls(Endpoint(endpoint.host, endpoint.port + _PEERS), addresses)
     cluster = ClusterOrder(seat, places, addresses, peers)
-    report = launch(settings, binary, addresses, environ, deadline_s, cluster=cluster)
-    if report["outcome"] == "failed":
-        raise EmbeddedEtcdError(
-            f"the embedded etcd did not start at {endpoint.target}: {report['detail']}"
+    started = launch(settings, binary, addresses, environ, deadline_s, cluster=cluster)
+    if started is not None:
+        log.info(
+            "started a member of an embedded cluster on %s (etcd %s, %s, supervisor pid %s)",
+            endpoint.target,
+            binary.version,
+            binary.path,
+            started.supervisor_pid,
         )
-    if report["outcome"] == "taken":
-        return None
-    log.info(
-        "started a member of an embedded cluster on %s (etcd %s, %s, supervisor pid %s)",
-        endpoint.target,
-        binary.version,
-        binary.path,
-        report["detail"],
-    )
-    return StartedEtcd(binary.path, int(report["detail"]))
+    return started
 
 
 # --- asking ---------------------------------------------------------------------------------------

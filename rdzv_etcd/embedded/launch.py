@@ -9,7 +9,7 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO
@@ -56,13 +56,12 @@ def launch(
     *,
     cluster: ClusterOrder | None = None,
     stale_after_s: float = STALE_AFTER_S,
-) -> dict[str, str]:
-    """Start the supervisor, detached, and return its report: ``outcome`` (started, taken, failed)
-    and ``detail``.
+) -> StartedEtcd | None:
+    """Start the supervisor, detached; return ``None`` if another process has meanwhile, or is
+    about to.
 
     Blocks until etcd serves, with ``cluster`` only until the supervisor of that seat can be
-    reached, or to ``deadline`` (monotonic seconds). Raises :class:`EmbeddedEtcdError` if there is
-    no report.
+    reached, or to ``deadline`` (monotonic seconds). Raises :class:`EmbeddedEtcdError` if it fails.
     """
     endpoint, grace_s = settings.connection.endpoints[0], settings.embed_grace_s
     if cluster is not None:
@@ -102,7 +101,12 @@ def launch(
         finally:
             os.close(write_fd)
         report: dict[str, str] = json.loads(_line(status, binary, deadline))
-    return report
+    if report["outcome"] == "failed":
+        raise EmbeddedEtcdError(
+            f"the embedded etcd did not start at {endpoint.target}: {report['detail']}"
+        )
+    is_ours = report["outcome"] == "started"
+    return StartedEtcd(binary.path, int(report["detail"])) if is_ours else None
 
 
 def _line(status: IO[bytes], binary: Binary, deadline: float) -> bytes:
@@ -131,3 +135,29 @@ def _line(status: IO[bytes], binary: Binary, deadline: float) -> bytes:
             f"the supervisor of an embedded etcd ({binary.path}) ended without a report"
         )
     return line
+
+
+class Wait:
+    """A node's wait for an etcd: logs now and then what is missing, and ends it."""
+
+    def __init__(self, what: str, where: str, limit_s: float) -> None:
+        self._what, self._where, self._limit_s = what, where, limit_s
+        self._began_s, self._lines = time.monotonic(), LineTimes()
+        self.deadline_s = self._began_s + limit_s
+
+    def note(self, why: Callable[[], str]) -> None:
+        """Take note that there is none yet; raises :class:`EmbeddedEtcdError` after the limit."""
+        waited_s = time.monotonic() - self._began_s
+        if waited_s > self._limit_s:
+            raise EmbeddedEtcdError(
+                f"no {self._what} answered at {self._where} within {self._limit_s:g} s: {why()}"
+            )
+        if self._lines.is_due(waited_s):
+            log.warning(
+                "waiting %d s (of %g) for the %s at %s: %s",
+                waited_s,
+                self._limit_s,
+                self._what,
+                self._where,
+                why(),
+            )

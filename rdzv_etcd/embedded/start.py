@@ -10,10 +10,11 @@ import os
 import socket
 import time
 from collections.abc import Mapping
+from functools import partial
 
 from rdzv_etcd.embedded.binary import find_binary
 from rdzv_etcd.embedded.cluster_start import ensure_cluster
-from rdzv_etcd.embedded.launch import StartedEtcd, launch
+from rdzv_etcd.embedded.launch import StartedEtcd, Wait, launch
 from rdzv_etcd.embedded.port import (
     Found,
     PortAnswer,
@@ -26,7 +27,6 @@ from rdzv_etcd.embedded.port import (
 )
 from rdzv_etcd.embedded.program import is_locked
 from rdzv_etcd.errors import EmbeddedEtcdError, SettingsError
-from rdzv_etcd.log import LineTimes
 from rdzv_etcd.settings import Endpoint, Settings
 from rdzv_etcd.settings.hosts import is_loopback, resolve
 
@@ -60,9 +60,8 @@ def ensure_etcd(settings: Settings, environ: Mapping[str, str] | None = None) ->
 
 def _ensure_one(settings: Settings, environ: Mapping[str, str]) -> StartedEtcd | None:
     endpoint, where = _single_endpoint(settings), str(settings.connection)
-    limit_s = settings.timing.join_timeout_s
-    began_s, lines = time.monotonic(), LineTimes()
-    silent_since_s, next_start_s, pause_s = None, began_s, _FIRST_PAUSE_S
+    wait = Wait("etcd", where, settings.timing.join_timeout_s)
+    silent_since_s, next_start_s, pause_s = None, 0.0, _FIRST_PAUSE_S
     while True:
         found, now_s = probe(endpoint, _PROBE_TIMEOUT_S), time.monotonic()
         if found.answer is PortAnswer.ETCD:
@@ -83,30 +82,17 @@ def _ensure_one(settings: Settings, environ: Mapping[str, str]) -> StartedEtcd |
             addresses = () if is_locked(endpoint.port) else own_addresses(endpoint.host)
             if addresses:
                 next_start_s = now_s + _RETRY_START_S
-                started = _start(settings, addresses, environ, began_s + limit_s)
+                started = _start(settings, addresses, environ, wait.deadline_s)
                 if started is not None:
                     return started
-        waited_s = time.monotonic() - began_s
-        if waited_s > limit_s:
-            raise EmbeddedEtcdError(
-                f"no etcd answered at {where} within {limit_s:g} s: "
-                f"{_why_none_answers(endpoint, found)}"
-            )
         if pause_s == _FIRST_PAUSE_S:
             log.info(
                 "waiting up to %g s for the etcd at %s, which a node on the machine %s starts",
-                limit_s,
+                settings.timing.join_timeout_s,
                 where,
                 endpoint.host,
             )
-        if lines.is_due(waited_s):
-            log.warning(
-                "waiting %d s (of %g) for the etcd at %s: %s",
-                waited_s,
-                limit_s,
-                where,
-                _why_none_answers(endpoint, found),
-            )
+        wait.note(partial(_why_none_answers, endpoint, found))
         time.sleep(pause_s)  # there is no process yet that could announce the start
         pause_s = min(_LONGEST_PAUSE_S, pause_s * 1.5)
 
@@ -121,21 +107,22 @@ def _start(
     or is about to."""
     endpoint, where = settings.connection.endpoints[0], str(settings.connection)
     binary = find_binary(environ)
-    report = launch(settings, binary, addresses, environ, deadline_s)
-    if report["outcome"] == "failed":
+    try:
+        started = launch(settings, binary, addresses, environ, deadline_s)
+    except EmbeddedEtcdError:
         answer = probe(endpoint, _PROBE_TIMEOUT_S).answer
         if answer is PortAnswer.ETCD:
             return None
         _refuse_strangers(where, answer)
-        raise EmbeddedEtcdError(f"the embedded etcd did not start at {where}: {report['detail']}")
-    if report["outcome"] == "taken":
+        raise
+    if started is None:
         return None
     log.info(
         "started an embedded etcd %s (%s, supervisor pid %s) at %s; it stops by itself %g s "
         "after the last node has left",
         binary.version,
         binary.path,
-        report["detail"],
+        started.supervisor_pid,
         where,
         settings.embed_grace_s,
     )
@@ -149,7 +136,7 @@ def _start(
             most,
             settings.job_id,
         )
-    return StartedEtcd(binary.path, int(report["detail"]))
+    return started
 
 
 def _refuse_strangers(where: str, answer: PortAnswer) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import socket
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -15,6 +16,7 @@ import pytest
 
 from rdzv_etcd.embedded.cluster_start import (
     ClusterState,
+    SeatKeeper,
     cluster_endpoints,
     cluster_state,
     start_seat,
@@ -23,6 +25,7 @@ from rdzv_etcd.embedded.start import ensure_etcd
 from rdzv_etcd.errors import EmbeddedEtcdError, SettingsError
 from rdzv_etcd.settings import Settings
 from rdzv_etcd.world.group import Group
+from tests.cli.tools import run_here
 from tests.embedded.agents import LIMIT_S, Agent, environment, has_ended, settings, wait_for_end
 from tests.library.nodes import join_all, node_settings, wait_until
 from tests.support import netns
@@ -31,6 +34,8 @@ from tests.support.processes import free_port
 from tests.support.servers import EtcdBinary
 
 ALL = {0, 1, 2}
+GRACE_S = 5
+"""How long a cluster waits for nodes; as long, its members wait for a leader."""
 
 
 class Cluster:
@@ -45,7 +50,7 @@ class Cluster:
         self.supervisors: dict[int, psutil.Process] = {}
 
     def settings(self, **config: Any) -> Settings:
-        return settings(self.endpoints, embed_grace=5, **config)
+        return settings(self.endpoints, embed_grace=GRACE_S, **config)
 
     def start(self, *seats: int, **config: Any) -> None:
         made = self.settings(**config)
@@ -67,6 +72,9 @@ class Cluster:
         assert len(found) == 1
         return found.pop()
 
+    def lives(self) -> dict[int, str]:
+        return {seat: answer.own.life for seat, answer in self.state().answers.items()}
+
     def lose(self, seat: int) -> None:
         """Kill everything on that host."""
         supervisor = self.supervisors.pop(seat)
@@ -79,6 +87,14 @@ class Cluster:
 
     def grant(self, seat: int, ttl_s: int = 600) -> int:
         return int(self.gateway(seat).call("/v3/lease/grant", {"TTL": str(ttl_s)})["ID"])
+
+    def find(self) -> None:
+        """Take over the supervisors that others have started."""
+        names = [f"{address}:{self.port}" for address in self.addresses]
+        for process in psutil.process_iter(["cmdline"]):
+            for seat, name in enumerate(names):
+                if (process.info["cmdline"] or [""])[-1] == name and not has_ended(process):
+                    self.supervisors[seat] = process
 
     def close(self) -> None:
         for supervisor in self.supervisors.values():
@@ -200,6 +216,27 @@ def test_a_signal_takes_a_member_away_only_if_the_others_can_spare_it(cluster: C
         wait_for_end(process)
 
 
+def test_hosts_that_were_stopped_for_longer_than_the_grace_continue(cluster: Cluster) -> None:
+    """First the supervisors alone, then with their etcds, as virtual machines are."""
+    cluster.start(0, 1, 2)
+    cluster.wait_for(ALL)
+    lives = cluster.lives()
+    cluster.grant(0)
+    supervisors = list(cluster.supervisors.values())
+    etcds = [etcd for supervisor in supervisors for etcd in supervisor.children()]
+    for stopped in (supervisors, [*supervisors, *etcds]):
+        for process in stopped:
+            process.suspend()
+        with pytest.raises(psutil.TimeoutExpired):  # only a lower bound is waited for
+            supervisors[0].wait(GRACE_S + 3)
+        for process in stopped:
+            process.resume()
+        with pytest.raises(psutil.TimeoutExpired):
+            supervisors[0].wait(2)
+        cluster.wait_for(ALL)
+        assert cluster.lives() == lives
+
+
 def test_an_agent_starts_its_host_and_waits_for_the_others(
     cluster: Cluster, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -207,24 +244,17 @@ def test_an_agent_starts_its_host_and_waits_for_the_others(
     started = ensure_etcd(cluster.settings(), cluster.environ)
     assert started is not None
     assert caplog.text.count("started a member of an embedded cluster on") == 3
-    for child in [it for it in psutil.process_iter() if _is_of(it, cluster)]:
-        cluster.supervisors[child.pid] = child
+    (warned,) = [it for it in caplog.records if it.levelname == "WARNING"]
+    ports = f"{cluster.port}, {cluster.port + 1}, {cluster.port + 2}"
+    assert f"anyone who can reach ports {ports} of these hosts" in warned.getMessage()
+    cluster.find()
     assert ensure_etcd(cluster.settings(), cluster.environ) is None
     assert cluster.state().members
 
 
-def _is_of(process: psutil.Process, cluster: Cluster) -> bool:
-    try:
-        return process.cmdline()[-1:] != [] and any(
-            process.cmdline()[-1] == f"{address}:{cluster.port}" for address in cluster.addresses
-        )
-    except (psutil.NoSuchProcess, psutil.ZombieProcess):
-        return False
-
-
 def test_the_hosts_that_are_missing_are_named(cluster: Cluster) -> None:
     cluster.start(0)
-    state = cluster.state().missing
+    state = cluster.state().missing()
     assert f"nothing answers on the supervisors' port of {cluster.addresses[1]}:" in state
     assert f"{cluster.addresses[0]}:{cluster.port}: it waits for a majority of the 3" in state
 
@@ -237,6 +267,119 @@ def test_another_list_of_hosts_is_refused_with_both(cluster: Cluster) -> None:
         EmbeddedEtcdError, match=rf"here .*192\.0\.2\.1:2379.*there .*{cluster.addresses[1]}"
     ):
         ensure_etcd(other, cluster.environ)
+
+
+def test_a_host_that_gets_another_list_later_does_not_disturb_nodes_that_work(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster.start(0, 1)
+    cluster.wait_for({0, 1})
+    keeper = SeatKeeper(cluster.settings(), cluster.environ)
+    third = f"{cluster.addresses[2]}:{cluster.port}"
+    other = settings(f"{third},192.0.2.1,192.0.2.2")
+    endpoints = cluster_endpoints(other.connection)
+    deadline_s = time.monotonic() + LIMIT_S
+    started = start_seat(
+        other, cluster.environ, endpoints, [it.target for it in endpoints].index(third), deadline_s
+    )
+    assert started is not None
+    cluster.supervisors[2] = psutil.Process(started.supervisor_pid)
+    keeper.look()
+    keeper.look()
+    (warned,) = caplog.messages
+    assert f"{third} belongs to an embedded cluster of other hosts" in warned
+    cluster.gateway(0).put(b"k", b"v")
+
+
+def test_two_launches_at_once_make_one_member_of_each_host(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    agents = [
+        Agent(cluster.endpoints, cluster.environ, tmp_path / f"agent{number}.log", grace_s=GRACE_S)
+        for number in range(2)
+    ]
+    with ExitStack() as stack:
+        for agent in agents:
+            stack.callback(agent.close)
+        for agent in agents:
+            agent.go()
+        assert [agent.error() for agent in agents] == ["", ""]
+        cluster.find()
+        assert len(cluster.supervisors) == 3
+        cluster.wait_for(ALL)
+        cluster.cluster()
+        logs = "".join(agent.log() for agent in agents)
+        assert logs.count("started a member of an embedded cluster on") == 3
+
+
+def test_a_supervisors_port_that_is_taken_is_named(cluster: Cluster) -> None:
+    with socket.create_server((cluster.addresses[1], cluster.port + 2)):
+        with pytest.raises(
+            EmbeddedEtcdError,
+            match=rf"did not start at {cluster.addresses[1]}.*{cluster.port + 2}.*in use",
+        ):
+            ensure_etcd(cluster.settings(), cluster.environ)
+        cluster.find()
+
+
+@pytest.mark.parametrize("port", ["clients", "peers"])
+def test_the_others_serve_without_a_host_whose_port_is_taken(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture, port: str
+) -> None:
+    number = cluster.port + (port == "peers")
+    with socket.create_server((cluster.addresses[1], number)):
+        cluster.start(0, 1, 2)
+        cluster.wait_for({0, 2})
+        keeper = SeatKeeper(cluster.settings(), cluster.environ)
+        wait_until("the cause is named", lambda: "in use" in cluster.state().missing())
+        keeper.look()
+        (warned,) = caplog.messages
+        assert f"{cluster.addresses[1]}:{cluster.port}: its etcd ended: " in warned
+        assert warned.endswith("no more may be lost")
+    cluster.wait_for(ALL)
+
+
+def test_a_supervisor_that_ended_is_started_again_by_a_node_of_its_host(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster.start(0, 1, 2)
+    cluster.wait_for(ALL)
+    keeper = SeatKeeper(cluster.settings(), cluster.environ)
+    cluster.lose(1)
+    keeper.look()
+    cluster.find()
+    assert "the supervisor of the embedded cluster's member on" in caplog.text
+    cluster.wait_for(ALL)
+
+
+def test_status_and_doctor_show_the_members_and_who_is_missing(
+    cluster: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster.start(0, 1, 2)
+    cluster.wait_for(ALL)
+    names = [f"{address}:{cluster.port}" for address in cluster.addresses]
+    how = ("--endpoint", cluster.endpoints, "--conf", "embed=1")
+
+    def findings() -> list[dict[str, str]]:
+        found = run_here(capsys, ("doctor", "--json", *how)).json["doctor"]["findings"]
+        return [it for it in found if it["check"] == "etcd.members"]
+
+    complete = f"embedded cluster with members on {', '.join(names)}"
+    assert complete in run_here(capsys, ("status", "job", *how)).out
+    (finding,) = findings()
+    assert (finding["level"], finding["text"]) == ("ok", complete)
+    cluster.lose(1)
+    partial = f"embedded cluster with members on {names[0]}, {names[2]}; nothing answers on the "
+    partial += f"supervisors' port of {names[1]}"
+    wait_until("it is noticed", lambda: cluster.state().members == {0, 2})
+    wait_until("status shows it", lambda: partial in run_here(capsys, ("status", "job", *how)).out)
+    (finding,) = findings()
+    assert (finding["level"], finding["text"]) == ("warn", partial)
+    cluster.lose(2)
+    wait_until("the majority is lost", lambda: not cluster.state().members)
+    (finding,) = findings()
+    assert finding["level"] == "fail"
+    assert finding["text"].startswith("embedded cluster with members on no host; nothing answers")
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import psutil
+
 from tests.support.processes import claim, run, spawn
 
 _START_LIMIT_S = 10.0
@@ -58,6 +60,12 @@ class _Namespace:
         """Run one of the system's tools there. Raises RuntimeError with what it says."""
         _run(self.enter([_tool(tool), *arguments]))
 
+    def processes(self) -> list[psutil.Process]:
+        """Return what runs there, but for what keeps the namespace."""
+        here = _inode(self._holder.pid)
+        processes = [it for it in psutil.process_iter() if _inode(it.pid) == here]
+        return [it for it in processes if it.pid != self._holder.pid]
+
     def close(self) -> None:
         self._holder.kill()
         self._holder.wait()
@@ -81,6 +89,7 @@ class Host:
         self._namespace = _Namespace(network.folder)
         self._switch = network.switch
         self.enter, self.run = self._namespace.enter, self._namespace.run
+        self.processes = self._namespace.processes
         to_host = ("type", "veth", "peer", "name", DEVICE, "netns", self._namespace.pid)
         self._switch.run("ip", "link", "add", self._port, *to_host)
         self._switch.run("ip", "link", "set", self._port, "master", _BRIDGE)
@@ -138,6 +147,14 @@ class Network:
             host.close()
         self.switch.close()
         os.close(self._claim)
+
+
+def _inode(pid: int) -> int:
+    """Return which network namespace a process is in; 0 if it has ended."""
+    try:
+        return Path(f"/proc/{pid}/ns/net").stat().st_ino
+    except OSError:
+        return 0
 
 
 def _claim_number() -> tuple[int, int]:

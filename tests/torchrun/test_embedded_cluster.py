@@ -1,0 +1,123 @@
+"""torchrun on an embedded cluster of three, whose hosts are lost in turn with everything on them.
+
+The hosts are network namespaces: what a host loses is every process in its own.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from rdzv_etcd.embedded.cluster_start import cluster_state
+from rdzv_etcd.settings import Endpoint
+from tests.support import netns
+from tests.support.gateway import Gateway, GatewayError
+from tests.support.netns import Network
+from tests.support.processes import free_port
+from tests.support.servers import EtcdBinary
+from tests.torchrun.agents import QUICK, Agent, Job, wait_until
+from tests.torchrun.training import Training
+
+pytestmark = [pytest.mark.torchrun, pytest.mark.slow]
+
+ALL = {0, 1, 2}
+
+
+class Site:
+    """Three hosts, an agent on each, and the cluster that the agents keep."""
+
+    def __init__(self, binary: EtcdBinary, folder: Path, stack: ExitStack) -> None:
+        network = Network(folder)
+        stack.callback(network.close)
+        self.hosts = [network.add_host() for _ in range(3)]
+        stack.callback(self._end_all)
+        port = free_port()
+        self._endpoints = [Endpoint(host.address, port) for host in self.hosts]
+        self._data = folder / "data"
+        self._data.mkdir()
+        self._environment = {"RDZV_ETCD_BINARY": str(binary.path), "TMPDIR": str(self._data)}
+        endpoint = ",".join(it.target for it in self._endpoints)
+        conf = f"{QUICK},embed=1,embed_grace=10"
+        self.training = Training(Job(endpoint, folder, nnodes="2:3", conf=conf), self._store)
+        stack.callback(self.training.close)
+        self._agents: dict[int, Agent] = {}
+
+    def start(self, number: int, name: str) -> None:
+        enter = self.hosts[number].enter
+        (agent,) = self.training.start(name, enter=enter, **self._environment)
+        self._agents[number] = agent
+
+    def lose(self, number: int, *, silently: bool) -> None:
+        """Kill all that runs on a host, at once. Silently: the others get no word of it."""
+        agent, host = self._agents.pop(number), self.hosts[number]
+        agent.may_end = True
+        if silently:
+            host.cut()
+        for process in (there := host.processes()):
+            process.suspend()  # so that none acts on the end of another
+        for process in there:
+            process.kill()
+        agent.process.wait()
+        wait_until(f"nothing runs on host {number}", lambda: not host.processes())
+
+    def wait_for_members(self, members: set[int]) -> None:
+        """Until the hosts that are there agree."""
+        wait_until(
+            f"the members are {members}",
+            lambda: cluster_state(self._endpoints).members == members,
+        )
+
+    def assert_nothing_left(self) -> None:
+        wait_until("all have ended", lambda: not any(host.processes() for host in self.hosts))
+        assert [path for path in self._data.iterdir() if "embedded" in path.name] == []
+
+    def _store(self) -> Gateway:
+        for it in self._endpoints:
+            gateway = Gateway(it.host, it.port)
+            try:
+                gateway.keys(b"/")
+            except (OSError, GatewayError):
+                continue
+            return gateway
+        raise OSError("no member answers")
+
+    def _end_all(self) -> None:
+        for process in [it for host in self.hosts for it in host.processes()]:
+            process.kill()
+
+
+@pytest.fixture
+def site(etcd_binary: EtcdBinary, tmp_path: Path) -> Iterator[Site]:
+    if why_not := netns.why_not():
+        pytest.skip(why_not)
+    with ExitStack() as stack:
+        yield Site(etcd_binary, tmp_path, stack)
+
+
+def test_every_host_is_lost_in_turn_with_its_member_and_comes_back(site: Site) -> None:
+    """Agent, workers, supervisor and etcd; the second host falls silent as well."""
+    training = site.training
+    for number in ALL:
+        site.start(number, f"h{number}")
+    first = training.wait_for_world()
+    for number in ALL:
+        site.wait_for_members(ALL)
+        with training.reformed_once():
+            site.lose(number, silently=number == 1)
+        site.wait_for_members(ALL - {number})
+        began = time.time()
+        with training.reformed_once():
+            site.hosts[number].heal()
+            site.start(number, f"h{number}-back")
+        site.wait_for_members(ALL)
+        print(f"measured: host {number} was a member again {time.time() - began:.1f} s after")
+    assert training.wait_for_world()[0].epoch > first[0].epoch
+    warned = re.findall(r"neither TLS nor passwords", "".join(it.output for it in training.agents))
+    assert len(warned) == 6  # once for each start of a member
+    training.end_workers()
+    site.assert_nothing_left()
