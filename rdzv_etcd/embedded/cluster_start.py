@@ -11,6 +11,7 @@ import socket
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from rdzv_etcd.embedded.binary import find_binary
 from rdzv_etcd.embedded.launch import StartedEtcd, Wait, launch
@@ -203,11 +204,13 @@ def ensure_cluster(settings: Settings, environ: Mapping[str, str]) -> StartedEtc
                     if begun is not None and started is None:
                         _warn_of_strangers(endpoints)
                     started = started or begun
-        if any(_is_healthy(endpoints[seat]) for seat in state.members):
+        serves = any(_is_healthy(endpoints[seat]) for seat in state.members)
+        stranger = _stranger(endpoints, state) if serves else ""
+        if serves and not stranger:
             for seat, addresses in own.items():
                 check_owner(endpoints[seat], addresses)
             return started
-        wait.note(state.missing)
+        wait.note(partial(str, stranger or state.missing()))
         time.sleep(_PAUSE_S)  # there is no process yet that could announce the start
 
 
@@ -285,6 +288,27 @@ def _ask_seat(endpoint: Endpoint, hosts: Sequence[str], *, waits: bool) -> SeatA
         return SeatAnswer(tuple(reply["hosts"]), report_from(reply["report"]), heard, trouble)
     except (OSError, ValueError, LookupError, TypeError):
         return None
+
+
+def _stranger(endpoints: Sequence[Endpoint], state: ClusterState) -> str:
+    """Return what is wrong if an etcd of another cluster answers at one of the endpoints.
+
+    Clients use any of these: some nodes would find each other there.
+    """
+    found = {seat: _cluster_id(endpoint) for seat, endpoint in enumerate(endpoints)}
+    known = {found[seat] for seat in state.members}
+    others = [endpoints[seat].target for seat, it in found.items() if it and it not in known]
+    return f"an etcd that is not of this cluster answers at {', '.join(others)}" if others else ""
+
+
+def _cluster_id(endpoint: Endpoint) -> str:
+    """Return the id of the cluster of the etcd that answers there; empty if none does."""
+    try:
+        connection = socket.create_connection((endpoint.host, endpoint.port), _ASK_LIMIT_S)
+        status, page = ask(connection, "/v3/maintenance/status", _ASK_LIMIT_S, {})
+        return str(json.loads(page)["header"]["cluster_id"]) if status == 200 else ""
+    except (OSError, ValueError, LookupError, TypeError):
+        return ""
 
 
 def _is_healthy(endpoint: Endpoint) -> bool:

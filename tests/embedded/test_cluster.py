@@ -339,6 +339,29 @@ def test_the_others_serve_without_a_host_whose_port_is_taken(
     cluster.wait_for(ALL)
 
 
+def test_an_etcd_of_another_cluster_at_an_endpoint_is_refused(
+    cluster: Cluster,
+) -> None:
+    """Say, that of a launch with one host, in its grace: nodes that use it would be by
+    themselves."""
+    alone = settings(f"{cluster.addresses[1]}:{cluster.port}", embed_grace=60)
+    started = ensure_etcd(alone, cluster.environ)
+    assert started is not None
+    other = psutil.Process(started.supervisor_pid)
+    try:
+        cluster.start(0, 2)
+        cluster.wait_for({0, 2})
+        with pytest.raises(
+            EmbeddedEtcdError, match=f"not of this cluster answers at {cluster.addresses[1]}"
+        ):
+            ensure_etcd(cluster.settings(join_timeout=6), cluster.environ)
+        cluster.find()
+    finally:
+        _kill(other)
+    ensure_etcd(cluster.settings(), cluster.environ)
+    cluster.wait_for(ALL)
+
+
 def test_a_supervisor_that_ended_is_started_again_by_a_node_of_its_host(
     cluster: Cluster, caplog: pytest.LogCaptureFixture
 ) -> None:
