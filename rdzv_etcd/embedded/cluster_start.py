@@ -132,26 +132,27 @@ class SeatKeeper:
 
     def look(self) -> None:
         """Start a supervisor that has ended, and log what has changed. Blocks for seconds."""
-        for seat in self._own:
-            if not is_locked(self._endpoints[seat].target):
-                log.warning(
-                    "the supervisor of the embedded cluster's member on %s has ended: starting "
-                    "another one",
-                    self._endpoints[seat].target,
-                )
-                deadline_s = time.monotonic() + _RESTART_LIMIT_S
-                try:
-                    start_seat(self._settings, self._environ, self._endpoints, seat, deadline_s)
-                except EmbeddedEtcdError as error:
-                    log.warning("%s; it will be tried again", error)
-        if self._own:
-            try:
+        try:
+            for seat in self._own:
+                self._keep(seat)
+            if self._own:
                 self._log_change(cluster_state(self._endpoints))
-                self._trouble = ""
-            except EmbeddedEtcdError as error:  # a node elsewhere was started with another list
-                if self._trouble != str(error):
-                    self._trouble = str(error)
-                    log.warning("%s", error)
+            self._trouble = ""
+        except EmbeddedEtcdError as error:  # it is tried again
+            if self._trouble != str(error):
+                self._trouble = str(error)
+                log.warning("%s", error)
+
+    def _keep(self, seat: int) -> None:
+        if is_locked(self._endpoints[seat].target):
+            return
+        deadline_s = time.monotonic() + _RESTART_LIMIT_S
+        if start_seat(self._settings, self._environ, self._endpoints, seat, deadline_s):
+            log.warning(
+                "the supervisor of the embedded cluster's member on %s had ended: another one was "
+                "started",
+                self._endpoints[seat].target,
+            )
 
     def _log_change(self, state: ClusterState) -> None:
         if state.members == self._members:
