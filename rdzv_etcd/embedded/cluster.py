@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import Any
 
+from rdzv_etcd.embedded import request
 from rdzv_etcd.embedded.child import EtcdProcess, Plan, StartError, lease_age_s
 from rdzv_etcd.embedded.seat import (
     ClusterOrder,
@@ -389,14 +390,11 @@ async def _ask(opening: Any, path: str, body: dict[str, object]) -> dict[str, An
     """POST to etcd's gateway; raises OSError, or ValueError if it refuses."""
     reader, writer = await opening
     try:
-        content = json.dumps(body).encode()
-        head = f"POST /v3/{path} HTTP/1.0\r\nHost: etcd\r\nContent-Length: {len(content)}\r\n\r\n"
-        writer.write(head.encode() + content)
-        reply = await reader.read(-1)  # HTTP 1.0: it ends with the connection
+        writer.write(request.written(f"/v3/{path}", body))
+        status, content = request.read(await reader.read(-1))
     finally:
         writer.close()
-    head, _, content = reply.partition(b"\r\n\r\n")
-    if head.split(b" ")[1:2] != [b"200"]:
+    if status != 200:
         raise ValueError(f"{path}: {content[:200]!r}")
     return _object(content)
 

@@ -25,14 +25,10 @@ def ask(
     ``limit_s``, and :class:`ValueError` if it is not HTTP.
     """
     until_s = time.monotonic() + limit_s
-    content = b"" if body is None else json.dumps(body).encode()
-    # With HTTP 1.0 the reply is not cut into chunks, and ends with the connection.
-    lines = [f"{'GET' if body is None else 'POST'} {path} HTTP/1.0", "Host: etcd"]
-    lines += [f"Content-Length: {len(content)}", *([f"Authorization: {token}"] if token else [])]
     reply = b""
     with sock:
         sock.settimeout(limit_s)
-        sock.sendall("\r\n".join((*lines, "", "")).encode() + content)
+        sock.sendall(written(path, body, token))
         while piece := sock.recv(1 << 16):
             reply += piece
             if not reply.startswith(_PROTOCOL[: len(reply)]) or len(reply) > _LARGEST:
@@ -41,6 +37,20 @@ def ask(
             if left_s <= 0:
                 raise TimeoutError("timed out")
             sock.settimeout(left_s)
+    return read(reply)
+
+
+def written(path: str, body: object = None, token: str = "") -> bytes:
+    """Return what to send."""
+    content = b"" if body is None else json.dumps(body).encode()
+    # With HTTP 1.0 the reply is not cut into chunks, and ends with the connection.
+    lines = [f"{'GET' if body is None else 'POST'} {path} HTTP/1.0", "Host: etcd"]
+    lines += [f"Content-Length: {len(content)}", *([f"Authorization: {token}"] if token else [])]
+    return "\r\n".join((*lines, "", "")).encode() + content
+
+
+def read(reply: bytes) -> tuple[int, bytes]:
+    """Return the status and content of a whole reply; raises as :func:`ask`."""
     if not reply:
         raise ConnectionResetError("closed without a reply")
     head, _, content = reply.partition(b"\r\n\r\n")
