@@ -20,7 +20,7 @@ from rdzv_etcd.settings import DEFAULT_JOB_ID, Settings, settings_from_config
 from rdzv_etcd.settings.options import NAMES
 
 _REQUEST_LIMIT_S = 10.0
-_OF_ONE_NODE = ("rank_key", "embed", "orphans", "after_end")
+_OF_ONE_NODE = ("rank_key", "orphans", "after_end")
 """Options that do not matter for where a job is, and may name what only an agent has."""
 
 

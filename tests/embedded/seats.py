@@ -8,6 +8,7 @@ any time and come back without memory or data.
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
@@ -74,6 +75,7 @@ class Hosts:
         self.started: set[str] = set()
         self.owners: dict[str, int] = {}
         """Whose each entry is, by its id."""
+        self.done = Counter[Step]()
         self._drawn = 0
         self.hosts = [Host(Report(number, self.draw())) for number in range(count)]
         self.said: list[list[Report]] = [[host.report] for host in self.hosts]
@@ -97,6 +99,11 @@ class Hosts:
             and (among is None or number in among)
         }
 
+    def some(self) -> set[int]:
+        """Choose a majority of the hosts, or all."""
+        count = len(self.hosts)
+        return set(self.random.sample(range(count), self.random.randint(count // 2 + 1, count)))
+
     def has_majority(self, token: str, among: set[int] | None = None) -> bool:
         voters = self.clusters[token].voters()
         return len(self.living(token, among)) >= seat.majority(len(voters))
@@ -119,6 +126,7 @@ class Hosts:
         if not self.has_majority(token):
             return ""
         found = cluster.entries.get(entry_id)
+        self.done[step] += found is not None or step is Step.ADD
         if step is Step.ADD:
             taken = any(it.learner or it.url == address(number) for it in cluster.entries.values())
             if not taken:
@@ -237,8 +245,11 @@ class Hosts:
         else:
             settled_s, leaderless_s = (self.random.choice((0.0, 100.0)) for _ in range(2))
             self.act(number, settled_s=settled_s, leaderless_s=leaderless_s)
-        self.said[number] = [*self.said[number][-_KEPT:], self.hosts[number].report]
+        self.say(number)
         self.check()
+
+    def say(self, number: int) -> None:
+        self.said[number] = [*self.said[number][-_KEPT:], self.hosts[number].report]
 
     def calm_down(self, there: set[int], limit_s: float) -> bool:
         """From now on ``there`` hear each other, and nothing fails. Return whether they serve."""
@@ -258,6 +269,7 @@ class Hosts:
                     host.settled = (free, self.now_s)
                 settled_s = self.now_s - host.settled[1]
                 self.act(number, settled_s=settled_s, leaderless_s=self.now_s - host.leader_s)
+                self.say(number)
                 self.check()
             for token in self.clusters:
                 voters = {it for it in there if self.hosts[it].own_id in self.living(token, there)}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -10,31 +12,37 @@ from rdzv_etcd.embedded import seat
 from rdzv_etcd.embedded.seat import Decision, Do, Entry, Step, View
 from tests.embedded.seats import Hosts, Rules, UnsafeError
 
-_EVENTS = 150
+_EVENTS = 100
+_LULLS = 0.15
 
 
 def live(count: int, seed: int, rules: Rules) -> Hosts:
     hosts = Hosts(count, seed, rules)
     for _ in range(_EVENTS):
         hosts.happen()
+        if hosts.random.random() < _LULLS:  # without, hardly a host gets as far as to be a member
+            hosts.calm_down(hosts.some(), hosts.random.choice((1.0, 3.0, 20.0)))
     return hosts
 
 
 @pytest.mark.parametrize("count", [3, 5])
 def test_two_clusters_never_have_a_majority(count: int) -> None:
     """Whatever is lost, late or repeated, and whatever any clock shows."""
-    served = 0
+    clusters, done = [], Counter[Step]()
     for seed in range(300):
         hosts = live(count, seed, Rules())
-        served += len(hosts.clusters) > 1
-    assert served > 150  # the search reaches more than one cluster in most lives
+        clusters.append(len(hosts.clusters))
+        done += hosts.done
+    print(f"measured: {sum(clusters)} clusters, {dict(done)}")
+    assert sorted(clusters)[len(clusters) // 2] > 1  # what a search does not reach it cannot judge
+    assert min(done[it] for it in (Step.RETIRE, Step.ADD, Step.PROMOTE, Step.REMOVE)) > 300
 
 
 @pytest.mark.parametrize("count", [3, 5])
 def test_from_any_state_a_majority_of_hosts_comes_to_serve(count: int) -> None:
     for seed in range(150):
         hosts = live(count, seed, Rules())
-        there = set(hosts.random.sample(range(count), hosts.random.randint(count // 2 + 1, count)))
+        there = hosts.some()
         for number in set(range(count)) - there:
             if hosts.random.random() < 0.5:
                 hosts.forget(number)  # the others run on, unreached
@@ -62,13 +70,14 @@ def _removes_before_it_votes(
 def _removes_what_looks_old(
     entries: Sequence[Entry], number: int, url: str, own_id: str
 ) -> tuple[Step, str] | None:
-    step = seat.next_step(entries, number, url, own_id)
     prefix = seat.retired_url(number, 0).rpartition("0.0:")[0]
-    if step is None and own_id:
-        for entry in entries:
-            if entry.id != own_id and entry.url.startswith(prefix):
-                return Step.REMOVE, entry.id
-    return step
+    mistaken = [
+        replace(entry, url=seat.retired_url(number, 0))
+        if entry.url.startswith(prefix) and entry.url != url
+        else entry
+        for entry in entries
+    ]
+    return seat.next_step(mistaken, number, url, own_id)
 
 
 def _founds_with_whom_it_hears(view: View) -> Decision:
