@@ -85,7 +85,7 @@ class EtcdProcess:
         fcntl.fcntl(self._log, fcntl.F_SETFL, os.O_APPEND)
         self._cluster_token = uuid.uuid4().hex
         self._program: Program | None = None
-        self._libc = ctypes.CDLL(None)
+        self._prctl = ctypes.CDLL(None).prctl
         self._admin: Login | None = None
         self._token = ""
 
@@ -117,7 +117,7 @@ class EtcdProcess:
                 self._log,
                 cwd=self._folder,
                 env=_environment(),
-                preexec_fn=self._tie_to_parent,  # safe: one thread only here
+                preexec_fn=self._tie_to_parent,  # takes no lock that a look-up's thread may hold
             )
         except OSError as error:
             raise StartError(f"{self._plan.binary} cannot be run: {error}") from error
@@ -190,7 +190,7 @@ class EtcdProcess:
         return [*command, "--logger", "zap", "--log-level", "warn"]
 
     def _tie_to_parent(self) -> None:
-        self._libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        self._prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, UNBLOCKED)
 
     # -- requests ---------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """Keeps one seat of an embedded cluster: the supervisor's side of :mod:`rdzv_etcd.embedded.seat`.
 
 Supervisors exchange one line of JSON each way, again and again; etcd is asked over its JSON
-gateway. One thread, standard library only.
+gateway. One thread, but for look-ups of names; standard library only.
 """
 
 from __future__ import annotations
