@@ -20,8 +20,9 @@ from rdzv_etcd.settings.fields import MAX_SECRET
 _log = logging.getLogger(__name__)
 
 _WARN_AFTER_S = 10.0
-_from_pipes: dict[tuple[int, int], bytes] = {}
-"""What was in a pipe, by its device and inode: it can be read only once in a process."""
+_from_pipes: dict[tuple[Path, int, int], bytes] = {}
+"""What was in a pipe, which can be read only once in a process; by its path, device and inode, as a
+file system may use an inode again."""
 
 
 def read_secret(path: Path, typed: str, *, may_wait: bool = True, limit_s: float = 60.0) -> str:
@@ -36,7 +37,7 @@ def read_secret(path: Path, typed: str, *, may_wait: bool = True, limit_s: float
         status = path.stat()
         if not stat.S_ISFIFO(status.st_mode):
             content = read_file(path, named, MAX_SECRET)
-        elif (identity := (status.st_dev, status.st_ino)) in _from_pipes:
+        elif (identity := (path, status.st_dev, status.st_ino)) in _from_pipes:
             content = _from_pipes[identity]
         elif may_wait:
             content = _from_pipes[identity] = _read_pipe(path, named, limit_s)
