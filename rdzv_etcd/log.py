@@ -111,15 +111,16 @@ class LogThread:
 
     def _write(self) -> None:
         while (item := self._queue.get()) is not None:
-            if isinstance(item, Latch):
-                item.open()
-            else:
+            latch = item if isinstance(item, Latch) else None
+            if not isinstance(item, Latch):
                 _handle(item)
                 self._written += 1
             del item  # its traceback keeps what its frames have
             unreported = self._dropped - self._reported
-            if unreported and (self._queue.empty() or unreported >= LINES_KEPT):
+            if unreported and (latch or self._queue.empty() or unreported >= LINES_KEPT):
                 self._report(unreported)
+            if latch is not None:
+                latch.open()
         if self._dropped > self._reported:
             self._report(self._dropped - self._reported)
         _unfinished.discard(self)
