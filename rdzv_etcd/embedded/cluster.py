@@ -166,6 +166,8 @@ class SeatSupervisor:
         self._is_blind = self._is_blind or not has_leader
         if has_leader:
             self._leader_s, self._trouble = now, ""
+            # While there is an old one beside, that seat says that it does not vote yet.
+            self._voters = len(self._order.places)
         elif listed := await self._ask_own("cluster/member/list"):
             self._voters = sum(not it.learner for it in _entries(listed)) or self._voters
         if has_leader and not learner and now - self._looked_s > self._look_every_s:
