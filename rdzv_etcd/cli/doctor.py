@@ -25,6 +25,7 @@ from rdzv_etcd.cli.doctor_etcd import Finding, fail, numbers_of, ok, warn
 from rdzv_etcd.cli.jobs import Job, jobs_under, places_of, read_job
 from rdzv_etcd.cli.options import JobTarget, Seconds, common, nnodes_option
 from rdzv_etcd.cli.report import how_it_ended, refused_with_help, report_on, some
+from rdzv_etcd.clock import wait_for
 from rdzv_etcd.embedded.cluster_start import cluster_endpoints, cluster_state
 from rdzv_etcd.embedded.port import own_addresses
 from rdzv_etcd.errors import EmbeddedEtcdError, EtcdError, SettingsError, StateCorruptError
@@ -309,8 +310,8 @@ async def _reach(node: NodeInfo) -> str:
     greeting means nothing to the node."""
     opening = asyncio.open_connection(node.address, node.peer_port)
     try:
-        _, writer = await asyncio.wait_for(opening, _PEER_LIMIT_S)
-    except (TimeoutError, asyncio.TimeoutError):  # Python 3.10 has two
+        _, writer = await wait_for(opening, _PEER_LIMIT_S)
+    except TimeoutError:
         return "no answer in time"
     except OSError as error:
         return (os.strerror(error.errno) if error.errno else str(error)).lower()

@@ -12,10 +12,11 @@ import json
 import secrets
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import asdict, replace
-from typing import Any
+from typing import Any, TypeAlias
 
+from rdzv_etcd.clock import wait_for
 from rdzv_etcd.embedded import request
 from rdzv_etcd.embedded.child import EtcdProcess, Plan, StartError, lease_age_s
 from rdzv_etcd.embedded.seat import (
@@ -48,6 +49,7 @@ _IDLE_LIMIT_S = 10.0
 _LONGEST_LINE = 1 << 16
 _HEALTHY_AFTER_S = 60.0
 _LONGEST_PAUSE_S = 30.0
+_Opening: TypeAlias = "Coroutine[Any, Any, tuple[asyncio.StreamReader, asyncio.StreamWriter]]"
 _REQUESTS = {Step.REMOVE: "remove", Step.RETIRE: "update", Step.PROMOTE: "promote"}
 
 
@@ -305,12 +307,10 @@ class SeatSupervisor:
         if self._etcd is None:
             return None
         try:
-            reply: dict[str, Any] = await _limited(
-                _ask(asyncio.open_unix_connection(self._etcd.socket), path, body)
-            )
+            opening = asyncio.open_unix_connection(self._etcd.socket)
+            return await _ask(opening, path, body)
         except (OSError, ValueError):
             return None
-        return reply
 
     # -- other supervisors, and agents ------------------------------------------------------------
 
@@ -320,11 +320,11 @@ class SeatSupervisor:
         while True:
             with contextlib.suppress(OSError, ValueError):
                 opening = asyncio.open_connection(place.host, place.port + 2, limit=_LONGEST_LINE)
-                reader, writer = await _limited(opening)
+                reader, writer = await wait_for(opening, _ASK_LIMIT_S)
                 try:
                     while True:
                         writer.write(json.dumps(self._message()).encode() + b"\n")
-                        self._hear(_object(await _limited(reader.readline())))
+                        self._hear(_object(await wait_for(reader.readline(), _ASK_LIMIT_S)))
                         await asyncio.sleep(self._tick_s())
                 finally:
                     writer.close()
@@ -354,7 +354,7 @@ class SeatSupervisor:
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer other supervisors, and agents and commands that ask how the cluster is."""
         with contextlib.suppress(OSError, ValueError):
-            while line := await _limited(reader.readline(), _IDLE_LIMIT_S):
+            while line := await wait_for(reader.readline(), _IDLE_LIMIT_S):
                 message, reply = _object(line), self._message()
                 if message.get("report") is not None:
                     self._hear(message)
@@ -364,7 +364,7 @@ class SeatSupervisor:
                     heard = [asdict(report) for report in self._view().heard.values()]
                     reply |= {"heard": heard, "trouble": self._trouble or self._reason}
                 writer.write(json.dumps(reply).encode() + b"\n")
-                await _limited(writer.drain())
+                await wait_for(writer.drain(), _ASK_LIMIT_S)
         writer.close()
 
 
@@ -375,21 +375,16 @@ def _draw() -> str:
     return secrets.token_hex(8)
 
 
-async def _limited(work: Any, limit_s: float = _ASK_LIMIT_S) -> Any:
-    try:
-        return await asyncio.wait_for(work, limit_s)
-    except asyncio.TimeoutError:
-        raise TimeoutError("timed out") from None
-
-
 async def _post(place: Place, path: str, body: dict[str, object]) -> dict[str, Any]:
-    opening = asyncio.open_connection(place.host, place.port)
-    reply: dict[str, Any] = await _limited(_ask(opening, path, body))
-    return reply
+    return await _ask(asyncio.open_connection(place.host, place.port), path, body)
 
 
-async def _ask(opening: Any, path: str, body: dict[str, object]) -> dict[str, Any]:
+async def _ask(opening: _Opening, path: str, body: dict[str, object]) -> dict[str, Any]:
     """POST to etcd's gateway; raises OSError, or ValueError if it refuses."""
+    return await wait_for(_answer_to(opening, path, body), _ASK_LIMIT_S)
+
+
+async def _answer_to(opening: _Opening, path: str, body: dict[str, object]) -> dict[str, Any]:
     reader, writer = await opening
     try:
         writer.write(request.written(f"/v3/{path}", body))
