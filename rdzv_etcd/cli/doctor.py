@@ -124,13 +124,10 @@ async def _examine(
                 found.append(await doctor_etcd.listen(client, keys, listen_s))
         finally:
             await client.close()
-    if settings.embed and len(endpoints) > 1:
+    if settings.embeds_cluster:
         found.append(await asyncio.to_thread(_examine_cluster, settings))
     host = await asyncio.to_thread(_examine_host_name, settings.job.max_nodes)
     return [*found, *of_job, host, _examine_plugin(), *_examine_versions()]
-
-
-# --- the job --------------------------------------------------------------------------------------
 
 
 def _examine_cluster(settings: Settings) -> Finding:
@@ -143,6 +140,9 @@ def _examine_cluster(settings: Settings) -> Finding:
         return ok("etcd.members", str(state))
     level = warn if len(state.members) > len(state.hosts) // 2 else fail
     return level("etcd.members", str(state), "start a node on each of these hosts")
+
+
+# --- the job --------------------------------------------------------------------------------------
 
 
 async def _examine_job(etcd: Etcd, keys: JobKeys, mine: JobSettings | None) -> list[Finding]:

@@ -59,7 +59,7 @@ async def _one(settings: Settings, every_node: bool, as_json: bool) -> int:
         output.show_json("status", as_fields(report, view))
     else:
         where = f"etcd {settings.connection}, read in {output.duration(took_s)}"
-        if settings.embed and len(settings.connection.endpoints) > 1:
+        if settings.embeds_cluster:
             where += f"; {await asyncio.to_thread(describe_cluster, settings.connection)}"
         for part in render(report, where):
             output.console().print(part, soft_wrap=True)

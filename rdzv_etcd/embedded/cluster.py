@@ -20,6 +20,7 @@ from rdzv_etcd.clock import wait_for
 from rdzv_etcd.embedded import request
 from rdzv_etcd.embedded.child import EtcdProcess, Plan, StartError, lease_age_s
 from rdzv_etcd.embedded.seat import (
+    SUPERVISORS,
     ClusterOrder,
     Decision,
     Do,
@@ -88,7 +89,7 @@ class SeatSupervisor:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             if signal.getsignal(number) is not signal.SIG_IGN:
                 asyncio.get_running_loop().add_signal_handler(number, self._stop)
-        port = self._order.places[self._order.seat].port + 2
+        port = self._order.places[self._order.seat].port + SUPERVISORS
         server = await asyncio.start_server(
             self._answer, list(self._order.bind), port, limit=_LONGEST_LINE
         )
@@ -319,7 +320,8 @@ class SeatSupervisor:
         place = self._order.places[seat]
         while True:
             with contextlib.suppress(OSError, ValueError):
-                opening = asyncio.open_connection(place.host, place.port + 2, limit=_LONGEST_LINE)
+                port = place.port + SUPERVISORS
+                opening = asyncio.open_connection(place.host, port, limit=_LONGEST_LINE)
                 reader, writer = await wait_for(opening, _ASK_LIMIT_S)
                 try:
                     while True:

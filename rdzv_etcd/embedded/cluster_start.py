@@ -18,7 +18,16 @@ from rdzv_etcd.embedded.launch import StartedEtcd, Wait, launch
 from rdzv_etcd.embedded.port import check_owner, listen_urls, own_addresses
 from rdzv_etcd.embedded.program import is_locked
 from rdzv_etcd.embedded.request import ask
-from rdzv_etcd.embedded.seat import ClusterOrder, Place, Report, majority, missing, report_from
+from rdzv_etcd.embedded.seat import (
+    PEERS,
+    SUPERVISORS,
+    ClusterOrder,
+    Place,
+    Report,
+    majority,
+    missing,
+    report_from,
+)
 from rdzv_etcd.errors import EmbeddedEtcdError, SettingsError
 from rdzv_etcd.settings import Connection, Endpoint, Settings
 from rdzv_etcd.settings.hosts import is_loopback, resolve
@@ -26,8 +35,6 @@ from rdzv_etcd.text import shown
 
 log = logging.getLogger(__name__)
 
-_PEERS, _SUPERVISORS = 1, 2
-"""What is added to an endpoint's port for etcd's peers and for supervisors."""
 _ASK_LIMIT_S = 1.0
 _PAUSE_S = 0.1
 _RETRY_START_S = 5.0
@@ -216,7 +223,7 @@ def ensure_cluster(settings: Settings, environ: Mapping[str, str]) -> StartedEtc
 
 
 def _warn_of_strangers(endpoints: Sequence[Endpoint]) -> None:
-    ports = sorted({it.port + more for it in endpoints for more in (0, _PEERS, _SUPERVISORS)})
+    ports = sorted({it.port + more for it in endpoints for more in (0, PEERS, SUPERVISORS)})
     log.warning(
         "the embedded cluster at %s has neither TLS nor passwords: anyone who can reach ports %s "
         "of these hosts controls the workers; let only the job's hosts reach them (firewall, "
@@ -239,10 +246,10 @@ def start_seat(
     if not is_loopback(endpoint.host):  # see listen_urls
         addresses = ("::" if any(":" in address for address in addresses) else "0.0.0.0",)
     places = tuple(
-        Place(it.target, it.host, it.port, f"http://{Endpoint(it.host, it.port + _PEERS).target}")
+        Place(it.target, it.host, it.port, f"http://{Endpoint(it.host, it.port + PEERS).target}")
         for it in endpoints
     )
-    peers = listen_urls(Endpoint(endpoint.host, endpoint.port + _PEERS), addresses)
+    peers = listen_urls(Endpoint(endpoint.host, endpoint.port + PEERS), addresses)
     cluster = ClusterOrder(seat, places, addresses, peers)
     started = launch(settings, binary, addresses, environ, deadline_s, cluster=cluster)
     if started is not None:
@@ -279,7 +286,7 @@ def _ask_seat(endpoint: Endpoint, hosts: Sequence[str], *, waits: bool) -> SeatA
     """Return ``None`` if no supervisor answers there. ``waits``: a node is about to use it."""
     question = json.dumps({"hosts": hosts, "waits": waits}).encode() + b"\n"
     try:
-        where = (endpoint.host, endpoint.port + _SUPERVISORS)
+        where = (endpoint.host, endpoint.port + SUPERVISORS)
         with socket.create_connection(where, _ASK_LIMIT_S) as sock:
             sock.sendall(question)
             with sock.makefile("rb") as file:

@@ -28,6 +28,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+PEERS, SUPERVISORS = 1, 2
+"""What is added to an endpoint's port for etcd's peers and for supervisors."""
 SETTLE_S = 2.0
 """How long a majority of free seats waits for the others: later ones have to join one by one."""
 LEADERLESS_S = 5.0
@@ -44,7 +46,7 @@ class Place:
     """As in the list of endpoints: host and port for clients."""
     host: str
     port: int
-    """For clients; the next two are for etcd's peers and for supervisors."""
+    """For clients; see :data:`PEERS`."""
     peer_url: str
 
 

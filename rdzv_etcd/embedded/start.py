@@ -54,8 +54,8 @@ def ensure_etcd(settings: Settings, environ: Mapping[str, str] | None = None) ->
     environ = os.environ if environ is None else environ
     if settings.connection.tls is not None:
         raise SettingsError("embed=1 works over http only: an embedded etcd has no certificates")
-    several = len(settings.connection.endpoints) > 1
-    return ensure_cluster(settings, environ) if several else _ensure_one(settings, environ)
+    ensure = ensure_cluster if settings.embeds_cluster else _ensure_one
+    return ensure(settings, environ)
 
 
 def _ensure_one(settings: Settings, environ: Mapping[str, str]) -> StartedEtcd | None:

@@ -24,7 +24,6 @@ from rdzv_etcd.errors import (
 from rdzv_etcd.etcd.port import KeyValue
 from rdzv_etcd.protocol.fields import (
     FLAG,
-    MAX_EPOCH,
     NUMBER,
     TEXT,
     WHOLE,
@@ -51,8 +50,6 @@ from rdzv_etcd.protocol.model import (
 )
 from rdzv_etcd.settings import JobSettings
 from rdzv_etcd.settings.fields import MAX_NODES
-
-__all__ = ["MAX_EPOCH"]
 
 VERSION = 1
 

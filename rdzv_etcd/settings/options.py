@@ -338,6 +338,11 @@ class Settings:
         check_numbers(self)
 
     @property
+    def embeds_cluster(self) -> bool:
+        """Whether the machines that the endpoints name run etcd together."""
+        return self.embed and len(self.connection.endpoints) > 1
+
+    @property
     def peer_silence_limit_s(self) -> float:
         """``peer_silence_s`` with its default applied: a user who gives a longer lease means to
         forgive longer pauses."""

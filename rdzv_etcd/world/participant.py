@@ -172,7 +172,7 @@ class Participant(Lifecycle):
             from rdzv_etcd.orphans import Guard  # noqa: PLC0415 - only who asks for it pays
 
             self._guard = Guard(self.node_id)
-        if settings.embed and len(settings.connection.endpoints) > 1:
+        if settings.embeds_cluster:
             self.run(self._begin_to_keep_seats())
         bound = self._bound = self._bind()
         self._metrics = open_outputs(self.node.context.recorder, settings, bound.socket)

@@ -14,7 +14,7 @@ import pytest
 from rdzv_etcd.errors import JoinTimeoutError, StateCorruptError
 from rdzv_etcd.etcd.port import Delete, KeyValue, Op, Put, Txn
 from rdzv_etcd.protocol import codec as values
-from rdzv_etcd.protocol.codec import MAX_EPOCH
+from rdzv_etcd.protocol.fields import MAX_EPOCH
 from rdzv_etcd.protocol.model import Closure, Round
 from rdzv_etcd.protocol.requests import read_slice
 from rdzv_etcd.settings import JobSettings

@@ -16,8 +16,8 @@ import pytest
 from rdzv_etcd.errors import StateCorruptError, StateVersionError, UnwritableValueError
 from rdzv_etcd.etcd.port import KeyValue
 from rdzv_etcd.protocol import codec as values
-from rdzv_etcd.protocol.codec import MAX_EPOCH, decode_key
-from rdzv_etcd.protocol.fields import MAX_NAME, MAX_TEXT
+from rdzv_etcd.protocol.codec import decode_key
+from rdzv_etcd.protocol.fields import MAX_EPOCH, MAX_NAME, MAX_TEXT
 from rdzv_etcd.protocol.model import (
     Change,
     Closure,
