@@ -180,8 +180,12 @@ class Member:
             self._notice_end(control)
         if self.drain is None:
             self.drain = control.drains.get(self.node_id)
+        if self.phase is not Phase.MEMBER:
+            self._note_origin(control)
+
+    def _note_origin(self, control: Control) -> None:
         formed = control.formed
-        if formed is not None and self.phase is not Phase.MEMBER and self._may_join(formed):
+        if formed is not None and self._may_join(formed):
             self.origin = formed.origin
 
     def _may_join(self, record: Round) -> bool:
@@ -304,6 +308,7 @@ class Member:
         """Note that this node has arrived, on that session and under the record of ``control``."""
         self.arrived_with = session
         self.arrived_under = control.round_revision
+        self._note_origin(control)  # the record may be as old as its membership of another run
 
     def forget_arrival(self) -> None:
         """Note that this node, if it waits, has to arrive (again)."""

@@ -55,7 +55,9 @@ class AtBarrier:
         self.are_all_here = False
 
     def may_all_be_back(self) -> None:
-        """A restored etcd may hold what was taken back since, until its node has looked."""
+        """A restored etcd may hold what was taken back since, until its node has looked. If all
+        were there before, a member may know that, although etcd does not any more."""
+        self.is_passed |= self.are_all_here
         self._here |= self._reached
         self.are_all_here = not self.missing
 
