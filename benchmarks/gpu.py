@@ -183,7 +183,7 @@ def summarize(document: dict[str, Any]) -> dict[tuple[int, int, str], dict[str, 
         key = (sample["nodes"], sample["workers"], sample["backend"])
         grouped.setdefault(key, []).append(sample)
     summary = {}
-    for key, samples in grouped.items():
+    for key, samples in sorted(grouped.items(), key=lambda one: one[0][:2]):
         launched = [sample["launch"] for sample in samples if "launch" in sample]
         killed = [sample["after_kill"] for sample in samples if "after_kill" in sample]
         recovered = [one["total"] for one in killed if "failed" not in one]
