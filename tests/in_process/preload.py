@@ -8,5 +8,6 @@ for name in (
     "rdzv_etcd.world.group",
     "rdzv_etcd.torch",
     "torch.distributed.elastic.utils.data",
+    "torch._dynamo",  # the first optimizer of a process imports it, which takes more than a second
 ):
     importlib.import_module(name)

@@ -56,6 +56,12 @@ def train_through(
         kills = 0
         for _ in range(events):
             kills += happen(job, choice)
+        job.await_(
+            "three passes over the samples",
+            lambda: all(
+                member.last is not None and member.last["passes"] >= 3 for member in job.alive
+            ),
+        )
         job.await_steps(time.monotonic())
         assert len(job.alive) == len(job.members) - kills
         assert kills > events / 4
