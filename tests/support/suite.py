@@ -33,10 +33,11 @@ LATE_STARTS_VARIABLE = "RDZV_ETCD_TEST_LATE_S"
 busy machine. A test that fails then has taken an order of events for granted."""
 
 TOGETHER = re.compile(
-    r"tests/(integration/test_\w+|faults/test_training\w*|examples/test_frameworks)"
+    r"tests/(integration/test_\w+|faults/test_training\w*|examples/test_frameworks"
+    r"|torchrun/test_hangs)"
 )
 """Tests that stay on one worker, by their ids: those of such a file hurt one cluster of containers
-or one training, or use environments that are made for them."""
+or one training, use environments that are made for them, or look at what was played once."""
 
 LONG = ("faults", "torchrun", "benchmarks", "scale")
 """The folders whose tests take longest. They are distributed one by one."""
@@ -45,8 +46,12 @@ SHORT = ("cli", "library", "node", "plugin", "sim", "typed")
 """Folders whose tests are distributed one by one as well, as they need nothing that a file shares.
 All others are distributed file by file."""
 
-GROUPS_UNTIL = 0.3
-"""The share of the run by which everything that is kept together has begun."""
+FIRST = "tests/integration/test_etcd_faults"
+"""It begins the run, as it makes the images that others of its folder need. That takes a fifth of
+the run, and whoever begins earlier only waits for them."""
+
+GROUPS_FROM, GROUPS_UNTIL = 0.25, 0.45
+"""The share of the run in which everything else begins that is kept together."""
 
 SHORT_ALONE = 0.3
 """The share of the short tests that is kept for the end, so that no worker ends long after the
@@ -92,9 +97,8 @@ def mix(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Order the tests for several workers; alone, pytest's own order needs the fewest servers.
 
     What is kept together because it shares a cluster or a training is one worker's for minutes, so
-    it comes early: of each folder one such group first of all, which makes what the others need
-    too, such as images. All else is mixed, for the tests of some folders mostly wait, those of
-    others compute: each folder's are spread over the whole run, in their order.
+    it comes early. All else is mixed, for the tests of some folders mostly wait, those of others
+    compute: each folder's are spread over the whole run, in their order.
     """
     if not hasattr(config, "workerinput"):
         return
@@ -107,9 +111,10 @@ def mix(config: pytest.Config, items: list[pytest.Item]) -> None:
         for number, name in enumerate(names):
             place = number / len(names)
             if TOGETHER.fullmatch(name):
-                places[name] = 1.0 + GROUPS_UNTIL * place if number else 0.0
+                place = GROUPS_FROM + (GROUPS_UNTIL - GROUPS_FROM) * place
             else:
-                places[name] = 1.0 + share * place
+                place *= share
+            places[name] = -1.0 if name == FIRST else place
     items.sort(key=lambda item: places[group_of(item.nodeid)])
 
 

@@ -21,6 +21,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -33,10 +34,11 @@ class ForkServers:
     """One server for each host and for each of the variables that torch reads when it is imported.
 
     What they start does not end with them, but they end with this process. A context manager; those
-    of other hosts have to be closed before their hosts.
+    of other hosts have to be closed before their hosts. For many threads.
     """
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
         self._servers: dict[tuple[str, ...], tuple[socket.socket, subprocess.Popen[bytes]]] = {}
 
     def __enter__(self) -> ForkServers:
@@ -58,9 +60,10 @@ class ForkServers:
         it has been forked."""
         read = {name: environ[name] for name in _READ_BY_IMPORTS if name in environ}
         key = (*enter, "", *read.values())
-        if key not in self._servers:
-            others = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-            self._servers[key] = _start_server([*enter, sys.executable], {**others, **read})
+        with self._lock:
+            if key not in self._servers:
+                others = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+                self._servers[key] = _start_server([*enter, sys.executable], {**others, **read})
         asked = {"arguments": [*arguments], "output": str(output), "cwd": str(cwd)}
         message = json.dumps({**asked, "environ": dict(environ)}).encode()
         mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
