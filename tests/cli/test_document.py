@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import shlex
 
-import pytest
-
 from tests.cli.tools import Run
-from tests.library.nodes import groups, join_all, node_settings
+from tests.library.nodes import ALONE, groups, join_all, node_settings
 from tests.support.markdown import ROOT, Document
 from tests.support.servers import EtcdServer
 
 
-@pytest.mark.slow
 def test_the_examples_work(etcd_server: EtcdServer, job_id: str, cli: Run) -> None:
     _, examples = Document(ROOT / "docs" / "cli.md").code("bash")
-    with groups(node_settings(etcd_server, job_id, "2:4"), 2) as nodes:
+    with groups(node_settings(etcd_server, job_id, "2:4", **ALONE), 2) as nodes:
         join_all(nodes)
         for example in examples.splitlines():
             text = example.replace("etcd-host:2379", etcd_server.target).replace("my-job", job_id)

@@ -56,7 +56,9 @@ def test_the_etcd_leader_dies_before_anybody_arrives(cluster: EtcdCluster, job: 
 def test_the_etcd_leader_dies_when_the_last_node_comes(
     cluster: EtcdCluster, job: Job, pause: bool, moment_s: float | None
 ) -> None:
-    nodes = job(cluster.endpoints, "3", **({} if moment_s is None else {"settle": 0}))
+    conf = {} if moment_s is None else {"settle": 0}
+    # A lease of which nobody knows whether the round has it ends by itself.
+    nodes = job(cluster.endpoints, "3", job_lease_ttl=10, **conf)
     first = nodes.start("a", "b")
     (last,) = nodes.start("c", hold=True)
     nodes.wait_started([*first, last])

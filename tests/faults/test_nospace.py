@@ -13,7 +13,7 @@ from tests.faults.nodes import TTL_S, NodeProcess, Nodes
 from tests.faults.servers import Job, ended_with, fill, make_room
 from tests.support.servers import EtcdServer
 
-pytestmark = [pytest.mark.every_etcd, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 _QUOTA = 2 * 1024 * 1024
 _CURE = "etcdctl alarm disarm"
@@ -40,6 +40,7 @@ def lose_one_then_fill(
     return rest
 
 
+@pytest.mark.every_etcd
 def test_a_member_that_joins_again_waits_for_the_cure(small_etcd: EtcdServer, job: Job) -> None:
     """It logs once what it waits for; the others work on; a newcomer is refused at once. Then all
     work together."""
@@ -60,6 +61,7 @@ def test_a_member_that_joins_again_waits_for_the_cure(small_etcd: EtcdServer, jo
     nodes.finish(small_etcd.gateway)
 
 
+@pytest.mark.release  # tests/node/test_refusals.py shows the same
 def test_it_gives_up_after_the_join_timeout_with_the_cause(
     small_etcd: EtcdServer, job: Job
 ) -> None:

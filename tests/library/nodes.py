@@ -146,6 +146,12 @@ class Job:
         """The job's keys under that part of its own, with their values."""
         return self.server.keys(self.root + part)
 
+    def end_leases(self) -> None:
+        """End all leases that have come since the test began: its nodes have ended or left, and
+        nobody waits until those that were killed are out of time."""
+        for lease_id in self.server.leases() - self.leases_before:
+            self.server.gateway.revoke(lease_id)
+
     def left(self, *, leases: bool = False) -> list[str]:
         """The job's keys; with ``leases`` also those that have come since the test began."""
         return left_of_job(self.server.gateway, self.id, self.leases_before if leases else None)

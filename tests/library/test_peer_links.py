@@ -25,9 +25,7 @@ def watched_by(group: Group) -> set[str]:
     return {link._peer.node_id for link in tuple(network._links) if link._answered.done()}
 
 
-@pytest.mark.slow  # what the killed node held goes with its lease
 def test_a_killed_process_is_known_long_before_its_lease_expires(job: Job) -> None:
-    job.leaks.timeout_s = 45.0
     with job.remote("2:3", **LONG_LEASE) as victim, job.groups(2, "2:3", **LONG_LEASE) as here:
         assert victim.node_id
         _, *worlds = at_once([partial(victim.call, "join"), *[group.join for group in here]])
@@ -39,6 +37,7 @@ def test_a_killed_process_is_known_long_before_its_lease_expires(job: Job) -> No
             how = world.change.members[victim.node_id]
             assert how.startswith(f"{PROCESS_EXITED} ({Answer.REFUSED.value}")
         assert {world.size for world in join_all(here)} == {2}
+    job.end_leases()
 
 
 def test_members_that_leave_are_not_taken_for_dead(

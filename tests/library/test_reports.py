@@ -14,9 +14,7 @@ from rdzv_etcd.errors import MisuseError
 from tests.library.nodes import LIMIT_S, Job, at_once, join_all
 
 
-@pytest.mark.slow  # what the killed node held goes with its lease
 def test_a_killed_process_that_is_reported_is_known_long_before_its_lease_expires(job: Job) -> None:
-    job.leaks.timeout_s = 45.0
     given: dict[str, Any] = {"lease_ttl": 15, "peer_links": False}
     with job.remote("2:3", **given) as remote, job.groups(2, "2:3", **given) as nodes:
         assert remote.node_id
@@ -30,6 +28,7 @@ def test_a_killed_process_that_is_reported_is_known_long_before_its_lease_expire
             how = world.change.members[dead.node_id]
             assert how.startswith("reported dead: its process has ended (by ")
         assert {world.size for world in join_all(nodes)} == {2}
+    job.end_leases()
 
 
 @pytest.mark.parametrize("peer_links", [True, False], ids=["links", ""])

@@ -28,7 +28,11 @@ async def formed(job: SimJob, ttls_s: Sequence[int]) -> list[str]:
 @pytest.mark.parametrize("silent", [True, False])
 @pytest.mark.parametrize(
     "cut_s",
-    [6.0, 12.0, 40.0, *(pytest.param(s, marks=pytest.mark.slow) for s in (3.0, 9.0, 28.0, 100.0))],
+    [
+        *(6.0, 12.0, 40.0),
+        *(pytest.param(s, marks=pytest.mark.slow) for s in (3.0, 28.0)),
+        *(pytest.param(s, marks=pytest.mark.release) for s in (9.0, 100.0)),
+    ],
 )
 @pytest.mark.parametrize("ttls_s", MIXES)
 @simulated(range(4), max_nodes=3, min_nodes=3)

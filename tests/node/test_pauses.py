@@ -85,7 +85,7 @@ MORE_PAUSES = ((512, 4.0), (1, 20.0), (512, 60.0))
 
 @pytest.mark.parametrize(
     ("slice_nodes", "pause_s"),
-    [*PAUSES, *(pytest.param(*each, marks=pytest.mark.slow) for each in MORE_PAUSES)],
+    [*PAUSES, *(pytest.param(*each, marks=pytest.mark.release) for each in MORE_PAUSES)],
 )
 @pytest.mark.parametrize(
     ("names", "what", "limits"),
