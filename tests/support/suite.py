@@ -46,9 +46,12 @@ SHORT = ("cli", "library", "node", "plugin", "sim", "typed")
 """Folders whose tests are distributed one by one as well, as they need nothing that a file shares.
 All others are distributed file by file."""
 
-FIRST = "tests/integration/test_etcd_faults"
-"""It begins the run, as it makes the images that others of its folder need. That takes a fifth of
-the run, and whoever begins earlier only waits for them."""
+ON_ONE_CLUSTER = tuple(
+    f"tests/integration/test_{name}" for name in ("etcd_faults", "node_faults", "worlds")
+)
+"""These are one group: one cluster of containers serves them all. It begins the run, as it makes
+the images that others of the folder need. That takes a fifth of the run, and whoever begins earlier
+only waits for them."""
 
 GROUPS_FROM, GROUPS_UNTIL = 0.25, 0.45
 """The share of the run in which everything else begins that is kept together."""
@@ -78,7 +81,7 @@ def group_of(nodeid: str) -> str:
     """Return what must be the same for two tests to be kept on one worker, in their order."""
     found = TOGETHER.search(nodeid)
     if found:
-        return found[0]
+        return ON_ONE_CLUSTER[0] if found[0] in ON_ONE_CLUSTER else found[0]
     file, _, _ = nodeid.partition("::")
     return nodeid if any(f"tests/{folder}/" in file for folder in (*LONG, *SHORT)) else file
 
@@ -114,7 +117,7 @@ def mix(config: pytest.Config, items: list[pytest.Item]) -> None:
                 place = GROUPS_FROM + (GROUPS_UNTIL - GROUPS_FROM) * place
             else:
                 place *= share
-            places[name] = -1.0 if name == FIRST else place
+            places[name] = -1.0 if name == ON_ONE_CLUSTER[0] else place
     items.sort(key=lambda item: places[group_of(item.nodeid)])
 
 

@@ -94,7 +94,7 @@ def test_the_container_tests_of_a_file_stay_in_one_process(tmp_path: Path) -> No
 
 
 def test_tests_that_share_a_training_stay_together() -> None:
-    """Those of one file; nothing else."""
+    """Those of one file, or on one cluster of containers; nothing else."""
     place = "tests/faults/test_training_hosts.py::test_"
     first = group_of(f"{place}one[etcd-3.5.1]")
     assert first == group_of(f"{place}two[etcd-3.5.1-9s]")
@@ -104,6 +104,9 @@ def test_tests_that_share_a_training_stay_together() -> None:
         "tests/faults/test_network.py::test_two[etcd-3.5.1]",
     ]
     assert len({first, *map(group_of, others)}) == 4
+    containers = ("etcd_faults", "worlds", "tls")
+    groups = [group_of(f"tests/integration/test_{name}.py::test_it") for name in containers]
+    assert groups[0] == groups[1] != groups[2]
 
 
 def test_a_run_that_asks_for_late_starts_gets_some(monkeypatch: pytest.MonkeyPatch) -> None:
