@@ -209,8 +209,8 @@ def test_no_space(fresh_etcd: Callable[..., EtcdServer], job_id: str, doctor: Ru
 def test_a_quota_that_is_nearly_used_up(
     fresh_etcd: Callable[..., EtcdServer], job_id: str, doctor: Run
 ) -> None:
-    server = fresh_etcd(flags=("--quota-backend-bytes", str(40 << 20)))
-    _fill(server, most=33 << 20)  # etcd reports the size a little late
+    server = fresh_etcd(flags=("--quota-backend-bytes", str(12 << 20)))
+    _fill(server, most=10 << 20)  # etcd reports the size a little late
     done = doctor(server, job_id)
     assert "etcd.space" not in found(done, "fail")
     shows(done, "warn", "etcd.space", "defrag")
