@@ -26,7 +26,7 @@ from rdzv_etcd.cli.jobs import Job, jobs_under, places_of, read_job
 from rdzv_etcd.cli.options import JobTarget, Seconds, common, nnodes_option
 from rdzv_etcd.cli.report import how_it_ended, refused_with_help, report_on, some
 from rdzv_etcd.clock import wait_for
-from rdzv_etcd.embedded.cluster_start import cluster_endpoints, cluster_state
+from rdzv_etcd.embedded.cluster_start import cluster_state
 from rdzv_etcd.embedded.port import own_addresses
 from rdzv_etcd.errors import EmbeddedEtcdError, EtcdError, SettingsError, StateCorruptError
 from rdzv_etcd.etcd.client import EtcdClient
@@ -133,7 +133,7 @@ async def _examine(
 def _examine_cluster(settings: Settings) -> Finding:
     """Ask the supervisors of an embedded cluster. Blocks for seconds if hosts are silent."""
     try:
-        state = cluster_state(cluster_endpoints(settings.connection))
+        state = cluster_state(settings.connection)
     except (EmbeddedEtcdError, SettingsError) as error:
         return fail("etcd.members", str(error))
     if not state.missing():

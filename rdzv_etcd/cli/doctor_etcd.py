@@ -98,7 +98,7 @@ async def examine_endpoint(settings: Settings, endpoint: Endpoint) -> list[Findi
 
 def _endpoint_hint(error: RdzvEtcdError, *, over_tls: bool) -> str:
     text = str(error)
-    if "speaks http" in text:  # it names the cure itself
+    if "speaks http" in text or "cannot be used" in text:  # it names the cure itself
         return "" if over_tls else "for TLS see also docs/guide.md"
     if "cannot be resolved" in text:
         return "name a host in --rdzv-endpoint that this one can resolve"

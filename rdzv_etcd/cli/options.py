@@ -86,7 +86,7 @@ class JobTarget:
         return job
 
 
-_LOGIN = ("RDZV_ETCD_USER", "RDZV_ETCD_PASSWORD")
+_LOGIN = ("RDZV_ETCD_USER", "RDZV_ETCD_PASSWORD", "RDZV_ETCD_EMBED_SECRET")
 
 
 def common(command: Callable[..., int]) -> Callable[..., int]:

@@ -16,13 +16,13 @@ from rdzv_etcd.embedded.binary import find_binary
 from rdzv_etcd.embedded.child import (
     START_LIMIT_S,
     EtcdProcess,
-    Login,
     Plan,
     StartError,
     StopRequestedError,
 )
-from rdzv_etcd.embedded.port import listen_urls, own_addresses
+from rdzv_etcd.embedded.port import certificates_at, listen_addresses, listen_urls
 from rdzv_etcd.embedded.program import UNBLOCKED, asks_to_stop, take_lock, wait_for_signal
+from rdzv_etcd.embedded.start import check_embeddable
 from rdzv_etcd.errors import EmbeddedEtcdError, SettingsError
 from rdzv_etcd.settings import Connection
 
@@ -35,9 +35,9 @@ _LOOK_EVERY_S = 60.0
 def serve(*, target: JobTarget) -> int:
     """Run a throw-away etcd in the foreground; its data is deleted when it stops.
 
-    The same etcd that embed=1 starts, except that it keeps running. If a user and password are set
-    (RDZV_ETCD_USER and RDZV_ETCD_PASSWORD, or user_file=, password_file=), clients must
-    authenticate. For a laptop and for tests: jobs should depend on an etcd cluster of their own.
+    The same etcd that embed=1 starts, except that it keeps running. With a secret
+    (RDZV_ETCD_EMBED_SECRET, or embed_secret_file=) only clients with the same one get in. For a
+    laptop and for tests: jobs should depend on an etcd cluster of their own.
 
     \b
     Exit code: 0 stopped by a signal, 1 it did not start or stopped by itself.
@@ -56,20 +56,19 @@ def serve(*, target: JobTarget) -> int:
 
 def _plan(connection: Connection) -> tuple[Plan, str]:
     """Return what to run, and the version of that etcd."""
-    if connection.tls is not None or len(connection.endpoints) != 1:
+    check_embeddable(connection)
+    if len(connection.endpoints) != 1:
         raise SettingsError(
-            f"serve runs one etcd, over http only, at one endpoint of this machine; got "
-            f"{connection}"
+            f"serve runs one etcd, at one endpoint of this machine; got {connection}"
         )
     endpoint = connection.endpoints[0]
-    addresses = own_addresses(endpoint.host)
+    addresses = listen_addresses(endpoint.host)
     if not addresses:
         raise SettingsError(f"--rdzv-endpoint: {endpoint.host} is not an address of this machine")
     binary = find_binary(os.environ)
-    given = connection.credentials
-    login = None if given is None else Login(given.user, given.password)
-    listen = listen_urls(endpoint, addresses)
-    return Plan(str(binary.path), listen, str(connection), login), binary.version
+    listen = listen_urls(addresses, endpoint.port, connection.scheme)
+    certificates = certificates_at(connection, addresses)
+    return Plan(str(binary.path), listen, str(connection), certificates), binary.version
 
 
 def _serve(plan: Plan, version: str, as_json: bool) -> int:

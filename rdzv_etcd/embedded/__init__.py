@@ -11,7 +11,7 @@ itself when no node has used it for a while.
     supervisor.py  the detached process that keeps etcd and ends it; a program of its own
     cluster.py     what it does for one seat of a cluster
     seat.py        what a seat does next: pure decisions, and why they are safe
-    child.py       its etcd: command line, users, data folder, requests
+    child.py       its etcd: command line, certificates, data folder, requests
     request.py     one HTTP request within a time limit
     program.py     a process and all that it starts, signals, and one supervisor per port
 

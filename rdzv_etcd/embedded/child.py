@@ -1,4 +1,4 @@
-"""One etcd child process: its command line, its users, and what the supervisor asks it.
+"""One etcd child process: its command line, its certificates, and what the supervisor asks it.
 
 Knows etcd's flags and its JSON gateway; knows nothing of jobs. Standard library only.
 
@@ -15,7 +15,6 @@ import json
 import os
 import platform
 import re
-import secrets
 import shutil
 import signal
 import socket
@@ -27,21 +26,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rdzv_etcd.embedded.program import UNBLOCKED, Program, asks_to_stop, wait_for_signal
+from rdzv_etcd.embedded.program import (
+    UNBLOCKED,
+    Program,
+    asks_to_stop,
+    wait_for_signal,
+    without_secrets,
+)
 from rdzv_etcd.embedded.request import ask
 from rdzv_etcd.text import shown
+from rdzv_etcd.trust import Certificates
 
 PR_SET_PDEATHSIG = 1
 START_LIMIT_S = 120.0
 _ASK_LIMIT_S = 5.0
-_USER_LIMIT_S = 60.0
-"""etcd hashes a password for a tenth of a second of CPU; on a crowded machine that takes long."""
 _LARGEST_LOG = 1 << 20
 # etcd 3.4 wants host:port here, and makes it the socket's file name in its working directory.
 _CLIENT_SOCKET = "client:0"
 _PEER_SOCKET = "peer:0"
 _PEERS = f"unix://{_PEER_SOCKET}"
-_FAST = ("--heartbeat-interval", "10", "--election-timeout", "100")
+_AUTHORITY, _OWN = "authority.pem", "own.pem"
 
 
 class StartError(Exception):
@@ -53,14 +57,6 @@ class StopRequestedError(StartError):
 
 
 @dataclass(frozen=True, slots=True)
-class Login:
-    """The user that nodes name, and the password."""
-
-    user: str
-    password: str
-
-
-@dataclass(frozen=True, slots=True)
 class Plan:
     """What to run."""
 
@@ -68,8 +64,8 @@ class Plan:
     listen: tuple[str, ...]
     """URLs for clients."""
     advertise: str
-    login: Login | None = None
-    """With it, clients must authenticate."""
+    certificates: Certificates | None = None
+    """With them, only clients and peers that have such ones get in; the URLs are of https then."""
 
 
 class EtcdProcess:
@@ -83,37 +79,48 @@ class EtcdProcess:
         # Not a file in the folder: on a full disk nothing could be written to it.
         self._log = os.memfd_create("etcd.log")
         fcntl.fcntl(self._log, fcntl.F_SETFL, os.O_APPEND)
+        if plan.certificates is not None:
+            for name, text in (
+                (_AUTHORITY, plan.certificates.authority),
+                (_OWN, plan.certificates.own),
+            ):
+                (self._folder / name).touch(0o600)
+                (self._folder / name).write_text(text)
         self._cluster_token = uuid.uuid4().hex
         self._program: Program | None = None
         self._prctl = ctypes.CDLL(None).prctl
-        self._admin: Login | None = None
-        self._token = ""
 
     def start(self) -> None:
         """Start and wait until it serves requests; raises :class:`StartError`.
 
         May block for minutes. A signal to stop ends the wait with :class:`StopRequestedError`.
-
-        If it is to have users, they are made before any other process can reach it.
         """
-        if self._plan.login is not None and self._admin is None:
-            self._run((), _FAST)
-            self._admin = self._make_users(self._plan.login)
-            self._end(_ASK_LIMIT_S)
-        self._run(self._plan.listen, ())
+        alone = ["--name", "embedded", "--listen-peer-urls", _PEERS]
+        alone += ["--initial-advertise-peer-urls", _PEERS]
+        alone += ["--initial-cluster", f"embedded={_PEERS}"]
+        self.begin((*alone, "--initial-cluster-token", self._cluster_token))
+        deadline = time.monotonic() + START_LIMIT_S
+        while not self._healthy():
+            if not self.running:
+                raise StartError(f"{self._plan.binary} ended at once: {self.cause()}")
+            if time.monotonic() > deadline:
+                raise StartError(
+                    f"{self._plan.binary} does not answer after {START_LIMIT_S:g} s: {self.cause()}"
+                )
+            if asks_to_stop(wait_for_signal(0.05)):
+                raise StopRequestedError("a signal asked for its end before it was up")
 
-    def begin(self, listen: tuple[str, ...], cluster: tuple[str, ...]) -> None:
-        """Start it with these clients' URLs and flags on its peers; raises :class:`StartError`.
+    def begin(self, cluster: tuple[str, ...]) -> None:
+        """Start it with these flags on its peers; raises :class:`StartError`.
 
         Does not wait until it serves.
         """
-        self._token = ""
         self._end()  # of one that crashed, children may be left
         for name in (_CLIENT_SOCKET, _PEER_SOCKET):  # 3.4 does not take the place of an old one
             (self._folder / name).unlink(missing_ok=True)
         try:
             self._program = Program(
-                [*self._command(listen), *cluster],
+                [*self._command(), *cluster],
                 self._log,
                 cwd=self._folder,
                 env=_environment(),
@@ -128,12 +135,12 @@ class EtcdProcess:
 
     def leases(self) -> list[int] | None:
         """Return all leases, soonest to expire first; ``None`` if etcd does not answer."""
-        reply = self._call("/v3/lease/leases")
+        reply = self._ask("/v3/lease/leases", {})
         return None if reply is None else [int(lease["ID"]) for lease in reply.get("leases", ())]
 
     def age_s(self, lease_id: int) -> int | None:
         """Return how long ago a lease was granted or renewed; ``None`` if it is gone."""
-        reply = self._call("/v3/lease/timetolive", ID=str(lease_id))
+        reply = self._ask("/v3/lease/timetolive", {"ID": str(lease_id)})
         return None if reply is None else lease_age_s(reply)
 
     @property
@@ -159,34 +166,22 @@ class EtcdProcess:
 
     # -- the process ------------------------------------------------------------------------------
 
-    def _run(self, listen: tuple[str, ...], more: tuple[str, ...]) -> None:
-        alone = ["--name", "embedded", "--listen-peer-urls", _PEERS]
-        alone += ["--initial-advertise-peer-urls", _PEERS]
-        alone += ["--initial-cluster", f"embedded={_PEERS}"]
-        self.begin(listen, (*alone, "--initial-cluster-token", self._cluster_token, *more))
-        deadline = time.monotonic() + START_LIMIT_S
-        while not self._healthy():
-            if not self.running:
-                raise StartError(f"{self._plan.binary} ended at once: {self.cause()}")
-            if time.monotonic() > deadline:
-                raise StartError(
-                    f"{self._plan.binary} does not answer after {START_LIMIT_S:g} s: {self.cause()}"
-                )
-            if asks_to_stop(wait_for_signal(0.05)):
-                raise StopRequestedError("a signal asked for its end before it was up")
-
-    def _end(self, patience_s: float = 0.0) -> None:
+    def _end(self) -> None:
         if self._program is not None:
-            self._program.end(patience_s)
+            self._program.end()
             self._program = None
 
-    def _command(self, listen: tuple[str, ...]) -> list[str]:
+    def _command(self) -> list[str]:
         plan = self._plan
         command = [plan.binary, "--data-dir", str(self._folder / "data")]
-        command += ["--listen-client-urls", ",".join((f"unix://{_CLIENT_SOCKET}", *listen))]
+        command += ["--listen-client-urls", ",".join((f"unix://{_CLIENT_SOCKET}", *plan.listen))]
         command += ["--advertise-client-urls", plan.advertise]
         command += ["--auto-compaction-mode", "periodic", "--auto-compaction-retention", "1h"]
         command += ["--snapshot-count", "10000"]  # the default of 100,000 before 3.6 costs memory
+        if plan.certificates is not None:  # of these files it reads the newest
+            for peer in ("", "peer-"):
+                command += [f"--{peer}trusted-ca-file", _AUTHORITY, f"--{peer}client-cert-auth"]
+                command += [f"--{peer}cert-file", _OWN, f"--{peer}key-file", _OWN]
         return [*command, "--logger", "zap", "--log-level", "warn"]
 
     def _tie_to_parent(self) -> None:
@@ -195,50 +190,16 @@ class EtcdProcess:
 
     # -- requests ---------------------------------------------------------------------------------
 
-    def _make_users(self, login: Login) -> Login:
-        """Make ``login`` and an administrator, require authentication; return the administrator."""
-        admin = login if login.user == "root" else Login("root", secrets.token_hex(32))
-        requests: list[tuple[str, dict[str, object]]] = [
-            ("user/add", _credentials(admin)),
-            ("role/add", {"name": "root"}),
-            ("user/grant", {"user": "root", "role": "root"}),
-        ]
-        if admin is not login:
-            everything = {"permType": "READWRITE", "key": "AA==", "range_end": "AA=="}
-            requests += [
-                ("user/add", _credentials(login)),
-                ("role/add", {"name": "rdzv"}),
-                ("role/grant", {"name": "rdzv", "perm": everything}),
-                ("user/grant", {"user": login.user, "role": "rdzv"}),
-            ]
-        for path, body in (*requests, ("enable", {})):
-            if self._ask(f"/v3/auth/{path}", body, _USER_LIMIT_S) is None:
-                raise StartError(f"its users cannot be created ({path}): {self.cause()}")
-        return admin
-
     def _healthy(self) -> bool:
         return (self._ask("/health") or {}).get("health") == "true"
 
-    def _call(self, path: str, **body: object) -> dict[str, Any] | None:
-        """POST, with a token if one is needed; return ``None`` if etcd does not answer, or
-        refuses."""
-        reply = self._ask(path, body)
-        if reply is not None or self._admin is None:
-            return reply
-        found = self._ask("/v3/auth/authenticate", _credentials(self._admin))
-        if found is None:
-            return None
-        self._token = str(found.get("token", ""))  # it ends with the process, and with age
-        return self._ask(path, body)
-
-    def _ask(
-        self, path: str, body: object = None, limit_s: float = _ASK_LIMIT_S
-    ) -> dict[str, Any] | None:
+    def _ask(self, path: str, body: object = None) -> dict[str, Any] | None:
+        """Return ``None`` if etcd does not answer, or refuses."""
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            connection.settimeout(limit_s)
+            connection.settimeout(_ASK_LIMIT_S)
             connection.connect(self.socket)
-            status, content = ask(connection, path, limit_s, body, self._token)
+            status, content = ask(connection, path, _ASK_LIMIT_S, body)
             reply = json.loads(content) if status == 200 else None
         except (OSError, ValueError):
             return None
@@ -253,13 +214,14 @@ def lease_age_s(reply: Mapping[str, Any]) -> int | None:
     return None if left_s < 0 else int(reply.get("grantedTTL", 0)) - left_s
 
 
-def _credentials(login: Login) -> dict[str, object]:
-    return {"name": login.user, "password": login.password}
-
-
 def _environment() -> dict[str, str]:
     """The agent's environment without ``ETCD_*``: each such variable would be a flag of etcd."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("ETCD_")}
+    inherited = without_secrets(os.environ)
+    kept = {name: value for name, value in inherited.items() if not name.startswith("ETCD_")}
+    # A member is trusted for its certificate, wherever its connections seem to come from. The first
+    # is the name before etcd 3.6; one that etcd does not know does nothing.
+    kept["ETCD_EXPERIMENTAL_PEER_SKIP_CLIENT_SAN_VERIFICATION"] = "true"
+    kept["ETCD_PEER_SKIP_CLIENT_SAN_VERIFICATION"] = "true"
     kept["ETCD_UNSAFE_NO_FSYNC"] = "true"  # the data is temporary; 3.4 has no such flag
     if platform.machine() not in ("x86_64", "AMD64"):
         kept["ETCD_UNSUPPORTED_ARCH"] = "arm64"  # etcd 3.4 refuses to start there without it

@@ -37,6 +37,7 @@ from rdzv_etcd.embedded.seat import (
     report_from,
     retired_url,
 )
+from rdzv_etcd.trust import in_memory, tls_context, without_zone
 
 HEARD_S = 2.0
 """A seat that has been silent for so long counts as not there."""
@@ -61,6 +62,10 @@ class SeatSupervisor:
         self._order, self._plan = order, plan
         self._grace_s, self._stale_after_s = grace_s, stale_after_s
         self._look_every_s = min(2.0, grace_s / 4)
+        self._client = self._server = None
+        if plan.certificates is not None:
+            files = in_memory(plan.certificates)
+            self._client, self._server = tls_context(files), tls_context(files, is_server=True)
         self._own = Report(order.seat, _draw())
         self._etcd: EtcdProcess | None = None
         self._own_id = ""
@@ -91,7 +96,7 @@ class SeatSupervisor:
                 asyncio.get_running_loop().add_signal_handler(number, self._stop)
         port = self._order.places[self._order.seat].port + SUPERVISORS
         server = await asyncio.start_server(
-            self._answer, list(self._order.bind), port, limit=_LONGEST_LINE
+            self._answer, list(self._order.bind), port, limit=_LONGEST_LINE, ssl=self._server
         )
         ready()
         others = [seat for seat in range(len(self._order.places)) if seat != self._order.seat]
@@ -236,8 +241,8 @@ class SeatSupervisor:
         via = secrets.choice(members)  # a learner refuses; then it is tried again
         own_seat, own = self._order.seat, self._order.places[self._order.seat]
         # Only a read makes sure that the list which the same member gives is not an old one.
-        await _post(via, "kv/range", {"key": "AA=="})
-        listed = _entries(await _post(via, "cluster/member/list", {}))
+        await self._post(via, "kv/range", {"key": "AA=="})
+        listed = _entries(await self._post(via, "cluster/member/list", {}))
         step = next_step(listed, own_seat, own.peer_url, self._own_id)
         if step is None:
             self._own_id = ""
@@ -247,13 +252,13 @@ class SeatSupervisor:
             return False
         if step[0] is Step.ADD:
             body: dict[str, object] = {"peerURLs": [own.peer_url], "isLearner": True}
-            added = await _post(via, "cluster/member/add", body)
+            added = await self._post(via, "cluster/member/add", body)
             self._start_added(cluster, added)
             return False
         body = {"ID": step[1]}
         if step[0] is Step.RETIRE:
             body["peerURLs"] = [retired_url(own_seat, secrets.randbelow(1 << 16))]
-        await _post(via, f"cluster/member/{_REQUESTS[step[0]]}", body)
+        await self._post(via, f"cluster/member/{_REQUESTS[step[0]]}", body)
         return True
 
     def _start_added(self, cluster: str, added: dict[str, Any]) -> None:
@@ -281,7 +286,7 @@ class SeatSupervisor:
         self._voters = len(self._order.places)
         try:
             self._etcd = EtcdProcess(self._plan)
-            self._etcd.begin(self._plan.listen, tuple(flags))
+            self._etcd.begin(tuple(flags))
         except (OSError, StartError) as error:
             self._fail(str(error))
 
@@ -315,14 +320,22 @@ class SeatSupervisor:
 
     # -- other supervisors, and agents ------------------------------------------------------------
 
+    async def _post(self, place: Place, path: str, body: dict[str, object]) -> dict[str, Any]:
+        return await _ask(self._connected(place, place.port), path, body)
+
+    def _connected(self, place: Place, port: int) -> _Opening:
+        name = None if self._client is None else without_zone(place.host)
+        return asyncio.open_connection(
+            place.host, port, limit=_LONGEST_LINE, ssl=self._client, server_hostname=name
+        )
+
     async def _talk(self, seat: int) -> None:
         """Exchange reports with one other seat, again and again."""
         place = self._order.places[seat]
         while True:
             with contextlib.suppress(OSError, ValueError):
                 port = place.port + SUPERVISORS
-                opening = asyncio.open_connection(place.host, port, limit=_LONGEST_LINE)
-                reader, writer = await wait_for(opening, _ASK_LIMIT_S)
+                reader, writer = await wait_for(self._connected(place, port), _ASK_LIMIT_S)
                 try:
                     while True:
                         writer.write(json.dumps(self._message()).encode() + b"\n")
@@ -375,10 +388,6 @@ class SeatSupervisor:
 
 def _draw() -> str:
     return secrets.token_hex(8)
-
-
-async def _post(place: Place, path: str, body: dict[str, object]) -> dict[str, Any]:
-    return await _ask(asyncio.open_connection(place.host, place.port), path, body)
 
 
 async def _ask(opening: _Opening, path: str, body: dict[str, object]) -> dict[str, Any]:

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from rdzv_etcd.embedded.binary import find_binary
-from rdzv_etcd.embedded.launch import StartedEtcd, Wait, launch
-from rdzv_etcd.embedded.port import check_owner, listen_urls, own_addresses
+from rdzv_etcd.embedded.launch import StartedEtcd, Wait, launch, warn_of_strangers
+from rdzv_etcd.embedded.port import check_owner, listen_addresses, listen_urls, own_addresses
 from rdzv_etcd.embedded.program import is_locked
 from rdzv_etcd.embedded.request import ask
 from rdzv_etcd.embedded.seat import (
@@ -32,6 +32,14 @@ from rdzv_etcd.errors import EmbeddedEtcdError, SettingsError
 from rdzv_etcd.settings import Connection, Endpoint, Settings
 from rdzv_etcd.settings.hosts import is_loopback, resolve
 from rdzv_etcd.text import shown
+from rdzv_etcd.trust import (
+    NO_TLS,
+    ONLY_TLS,
+    connected,
+    secured,
+    speaks_tls,
+    why_refused,
+)
 
 log = logging.getLogger(__name__)
 
@@ -111,18 +119,33 @@ def cluster_endpoints(connection: Connection) -> tuple[Endpoint, ...]:
     return endpoints
 
 
-def cluster_state(endpoints: Sequence[Endpoint]) -> ClusterState:
-    """Ask all seats; blocks for about a second for each that is silent.
+def cluster_state(connection: Connection, *, waits: bool = False) -> ClusterState:
+    """Ask all seats; blocks for about a second for each that is silent. ``waits``: a node is about
+    to use the cluster.
 
-    Raises :class:`EmbeddedEtcdError` if one of them has another list of hosts.
+    Raises :class:`EmbeddedEtcdError` if one of them has another list of hosts or another secret,
+    :class:`SettingsError` as :func:`cluster_endpoints`.
     """
-    return _ask_all(endpoints, waits=False)
+    endpoints = cluster_endpoints(connection)
+    hosts = tuple(endpoint.target for endpoint in endpoints)
+    answers = {}
+    for seat, endpoint in enumerate(endpoints):
+        answer = _ask_seat(endpoint, hosts, connection.secret, waits=waits)
+        if answer is not None:
+            if answer.hosts != hosts:
+                raise EmbeddedEtcdError(
+                    f"{endpoint.target} belongs to an embedded cluster of other hosts: here "
+                    f"{','.join(hosts)}, there {shown(','.join(answer.hosts), _MOST_SHOWN)}; give "
+                    "every node the same --rdzv-endpoint, or another port for another cluster"
+                )
+            answers[seat] = answer
+    return ClusterState(hosts, answers)
 
 
 def describe_cluster(connection: Connection) -> str:
     """Return a line on the members, or why there is none; blocks as :func:`cluster_state`."""
     try:
-        return str(cluster_state(cluster_endpoints(connection)))
+        return str(cluster_state(connection))
     except (EmbeddedEtcdError, SettingsError) as error:
         return str(error)
 
@@ -143,7 +166,7 @@ class SeatKeeper:
             for seat in self._own:
                 self._keep(seat)
             if self._own:
-                self._log_change(cluster_state(self._endpoints))
+                self._log_change(cluster_state(self._settings.connection))
             self._trouble = ""
         except EmbeddedEtcdError as error:  # it is tried again
             if self._trouble != str(error):
@@ -196,41 +219,29 @@ def ensure_cluster(settings: Settings, environ: Mapping[str, str]) -> StartedEtc
     these. Raises as :func:`rdzv_etcd.embedded.start.ensure_etcd`.
     """
     connection = settings.connection
-    if connection.credentials is not None:
-        raise SettingsError("embed=1 with several endpoints has no users: leave out user, password")
     endpoints = cluster_endpoints(connection)
     own, next_start_s, started = _own_seats(endpoints), 0.0, None
     wait = Wait("embedded cluster", str(connection), settings.timing.join_timeout_s)
     while True:
         # Before a seat is begun: hosts may have another list.
-        state = _ask_all(endpoints, waits=True)
+        state = cluster_state(connection, waits=True)
         if time.monotonic() >= next_start_s:
             next_start_s = time.monotonic() + _RETRY_START_S
             for seat in own:
                 if not is_locked(endpoints[seat].target):
                     begun = start_seat(settings, environ, endpoints, seat, wait.deadline_s)
                     if begun is not None and started is None:
-                        _warn_of_strangers(endpoints)
+                        more = (0, PEERS, SUPERVISORS)
+                        warn_of_strangers(connection, {endpoints[seat].port + it for it in more})
                     started = started or begun
-        serves = any(_is_healthy(endpoints[seat]) for seat in state.members)
-        stranger = _stranger(endpoints, state) if serves else ""
+        serves = any(_is_healthy(endpoints[seat], connection.secret) for seat in state.members)
+        stranger = _stranger(connection, endpoints, state) if serves else ""
         if serves and not stranger:
             for seat, addresses in own.items():
                 check_owner(endpoints[seat], addresses)
             return started
         wait.note(partial(str, stranger or state.missing()))
         time.sleep(_PAUSE_S)  # there is no process yet that could announce the start
-
-
-def _warn_of_strangers(endpoints: Sequence[Endpoint]) -> None:
-    ports = sorted({it.port + more for it in endpoints for more in (0, PEERS, SUPERVISORS)})
-    log.warning(
-        "the embedded cluster at %s has neither TLS nor passwords: anyone who can reach ports %s "
-        "of these hosts controls the workers; let only the job's hosts reach them (firewall, "
-        "security group, NetworkPolicy), or use an etcd of your own with TLS",
-        ",".join(endpoint.target for endpoint in endpoints),
-        ", ".join(map(str, ports)),
-    )
 
 
 def start_seat(
@@ -241,15 +252,13 @@ def start_seat(
     deadline_s: float,
 ) -> StartedEtcd | None:
     """Start the supervisor of a seat; return ``None`` if another process has meanwhile."""
-    endpoint, addresses = endpoints[seat], own_addresses(endpoints[seat].host)
-    binary = find_binary(environ)
-    if not is_loopback(endpoint.host):  # see listen_urls
-        addresses = ("::" if any(":" in address for address in addresses) else "0.0.0.0",)
+    endpoint, addresses = endpoints[seat], listen_addresses(endpoints[seat].host)
+    binary, scheme = find_binary(environ), settings.connection.scheme
     places = tuple(
-        Place(it.target, it.host, it.port, f"http://{Endpoint(it.host, it.port + PEERS).target}")
+        Place(it.target, it.host, it.port, *listen_urls((it.host,), it.port + PEERS, scheme))
         for it in endpoints
     )
-    peers = listen_urls(Endpoint(endpoint.host, endpoint.port + PEERS), addresses)
+    peers = listen_urls(addresses, endpoint.port + PEERS, scheme)
     cluster = ClusterOrder(seat, places, addresses, peers)
     started = launch(settings, binary, addresses, environ, deadline_s, cluster=cluster)
     if started is not None:
@@ -266,63 +275,74 @@ def start_seat(
 # --- asking ---------------------------------------------------------------------------------------
 
 
-def _ask_all(endpoints: Sequence[Endpoint], *, waits: bool) -> ClusterState:
-    hosts = tuple(endpoint.target for endpoint in endpoints)
-    answers = {}
-    for seat, endpoint in enumerate(endpoints):
-        answer = _ask_seat(endpoint, hosts, waits=waits)
-        if answer is not None:
-            if answer.hosts != hosts:
-                raise EmbeddedEtcdError(
-                    f"{endpoint.target} belongs to an embedded cluster of other hosts: here "
-                    f"{','.join(hosts)}, there {shown(','.join(answer.hosts), _MOST_SHOWN)}; give "
-                    "every node the same --rdzv-endpoint, or another port for another cluster"
-                )
-            answers[seat] = answer
-    return ClusterState(hosts, answers)
-
-
-def _ask_seat(endpoint: Endpoint, hosts: Sequence[str], *, waits: bool) -> SeatAnswer | None:
-    """Return ``None`` if no supervisor answers there. ``waits``: a node is about to use it."""
-    question = json.dumps({"hosts": hosts, "waits": waits}).encode() + b"\n"
+def _ask_seat(
+    endpoint: Endpoint, hosts: Sequence[str], secret: str | None, *, waits: bool
+) -> SeatAnswer | None:
+    """Return ``None`` if no supervisor answers there; raises as :func:`cluster_state`."""
+    host, port = endpoint.host, endpoint.port + SUPERVISORS
     try:
-        where = (endpoint.host, endpoint.port + SUPERVISORS)
-        with socket.create_connection(where, _ASK_LIMIT_S) as sock:
-            sock.sendall(question)
-            with sock.makefile("rb") as file:
-                reply = json.loads(file.readline())
-        heard = tuple(report_from(report) for report in reply["heard"])
-        trouble = shown(str(reply["trouble"]), _MOST_SHOWN)
-        return SeatAnswer(tuple(reply["hosts"]), report_from(reply["report"]), heard, trouble)
-    except (OSError, ValueError, LookupError, TypeError):
+        connection = socket.create_connection((host, port), _ASK_LIMIT_S)
+    except (OSError, ValueError):
         return None
+    question = {"hosts": hosts, "waits": waits}
+    try:
+        return _seat_answer(secured(connection, host, secret), question)
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        why = why_refused(error) or _other_way(host, port, secret, {**question, "waits": False})
+    if why:
+        raise EmbeddedEtcdError(f"the embedded cluster on {endpoint.target} cannot be used: {why}")
+    return None
 
 
-def _stranger(endpoints: Sequence[Endpoint], state: ClusterState) -> str:
+def _seat_answer(connection: socket.socket, question: dict[str, object]) -> SeatAnswer:
+    """Raises OSError, ValueError, LookupError, TypeError."""
+    with connection, connection.makefile("rwb") as file:
+        file.write(json.dumps(question).encode() + b"\n")
+        file.flush()
+        reply = json.loads(file.readline())
+    heard = tuple(report_from(report) for report in reply["heard"])
+    trouble = shown(str(reply["trouble"]), _MOST_SHOWN)
+    return SeatAnswer(tuple(reply["hosts"]), report_from(reply["report"]), heard, trouble)
+
+
+def _other_way(host: str, port: int, secret: str | None, question: dict[str, object]) -> str:
+    """Return what is wrong if it answers over TLS only, or in plain text only."""
+    try:
+        if secret is None:
+            return ONLY_TLS if speaks_tls(host, port, _ASK_LIMIT_S) else ""
+        _seat_answer(connected(host, port, _ASK_LIMIT_S), question)
+    except (OSError, ValueError, LookupError, TypeError):
+        return ""
+    return NO_TLS
+
+
+def _stranger(connection: Connection, endpoints: Sequence[Endpoint], state: ClusterState) -> str:
     """Return what is wrong if an etcd of another cluster answers at one of the endpoints.
 
     Clients use any of these: some nodes would find each other there.
     """
-    found = {seat: _cluster_id(endpoint) for seat, endpoint in enumerate(endpoints)}
+    found = {
+        seat: _cluster_id(endpoint, connection.secret) for seat, endpoint in enumerate(endpoints)
+    }
     known = {found[seat] for seat in state.members}
     others = [endpoints[seat].target for seat, it in found.items() if it and it not in known]
     return f"an etcd that is not of this cluster answers at {', '.join(others)}" if others else ""
 
 
-def _cluster_id(endpoint: Endpoint) -> str:
+def _cluster_id(endpoint: Endpoint, secret: str | None) -> str:
     """Return the id of the cluster of the etcd that answers there; empty if none does."""
     try:
-        connection = socket.create_connection((endpoint.host, endpoint.port), _ASK_LIMIT_S)
+        connection = connected(endpoint.host, endpoint.port, _ASK_LIMIT_S, secret)
         status, page = ask(connection, "/v3/maintenance/status", _ASK_LIMIT_S, {})
         return str(json.loads(page)["header"]["cluster_id"]) if status == 200 else ""
     except (OSError, ValueError, LookupError, TypeError):
         return ""
 
 
-def _is_healthy(endpoint: Endpoint) -> bool:
+def _is_healthy(endpoint: Endpoint, secret: str | None) -> bool:
     """Whether etcd can write there, now."""
     try:
-        connection = socket.create_connection((endpoint.host, endpoint.port), _ASK_LIMIT_S)
+        connection = connected(endpoint.host, endpoint.port, _ASK_LIMIT_S, secret)
         _, page = ask(connection, "/health", _ASK_LIMIT_S)
         return b'"health":"true"' in page
     except (OSError, ValueError):

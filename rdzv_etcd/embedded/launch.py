@@ -9,19 +9,22 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO
 
 from rdzv_etcd.embedded.binary import BINARY_VARIABLE, Binary
-from rdzv_etcd.embedded.child import Login, Plan
-from rdzv_etcd.embedded.port import listen_urls
+from rdzv_etcd.embedded.child import Plan
+from rdzv_etcd.embedded.port import certificates_at, listen_urls
+from rdzv_etcd.embedded.program import without_secrets
 from rdzv_etcd.embedded.seat import ClusterOrder
 from rdzv_etcd.embedded.supervisor import Order
 from rdzv_etcd.errors import EmbeddedEtcdError
 from rdzv_etcd.log import LineTimes
-from rdzv_etcd.settings import Endpoint, Settings
+from rdzv_etcd.settings import Connection, Endpoint, Settings
+from rdzv_etcd.settings.hosts import is_loopback
+from rdzv_etcd.trust import GIVE_ALL
 
 log = logging.getLogger(__name__)
 
@@ -29,8 +32,6 @@ STALE_AFTER_S = 600.0
 """A lease that no node has renewed for so long keeps no etcd, unless nodes' last as long."""
 _START_GRACE_S = 30.0
 """What the first node has at least between the start and its first lease."""
-_NOT_FOR_ETCD = ("RDZV_ETCD_USER", "RDZV_ETCD_PASSWORD", "RDZV_ETCD_NODE_ID")
-"""Secrets, and what a guard knows an agent's workers by: etcd is none of them."""
 # -I and -S: no site packages, no PYTHON* variables; it needs this package and the standard library.
 _SUPERVISOR = (
     "import sys; sys.path.append(sys.argv.pop(1)); "
@@ -57,21 +58,24 @@ def launch(
     cluster: ClusterOrder | None = None,
     stale_after_s: float = STALE_AFTER_S,
 ) -> StartedEtcd | None:
-    """Start the supervisor, detached; return ``None`` if another process has meanwhile, or is
-    about to.
+    """Start the supervisor, detached, of an etcd that listens at ``addresses``; return ``None`` if
+    another process has meanwhile, or is about to.
 
     Blocks until etcd serves, with ``cluster`` only until the supervisor of that seat can be
     reached, or to ``deadline`` (monotonic seconds). Raises :class:`EmbeddedEtcdError` if it fails.
     """
-    endpoint, grace_s = settings.connection.endpoints[0], settings.embed_grace_s
+    connection, grace_s = settings.connection, settings.embed_grace_s
+    endpoint = connection.endpoints[0]
     if cluster is not None:
         endpoint = Endpoint(cluster.places[cluster.seat].host, cluster.places[cluster.seat].port)
     read_fd, write_fd = os.pipe()
-    credentials = settings.connection.credentials
-    login = None if credentials is None else Login(credentials.user, credentials.password)
-    listen, advertise = listen_urls(endpoint, addresses), f"http://{endpoint.target}"
     order = Order(
-        Plan(str(binary.path), listen, advertise, login),
+        Plan(
+            str(binary.path),
+            listen_urls(addresses, endpoint.port, connection.scheme),
+            f"{connection.scheme}://{endpoint.target}",
+            certificates_at(connection, addresses),
+        ),
         port=endpoint.port,
         grace_s=grace_s,
         start_grace_s=max(grace_s, _START_GRACE_S),
@@ -90,7 +94,7 @@ def launch(
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 pass_fds=(write_fd,),
-                env={k: v for k, v in environ.items() if k not in _NOT_FOR_ETCD},
+                env=without_secrets(environ),
                 start_new_session=True,  # a Ctrl-C for the agent is not for etcd
                 check=True,
             )
@@ -135,6 +139,18 @@ def _line(status: IO[bytes], binary: Binary, deadline: float) -> bytes:
             f"the supervisor of an embedded etcd ({binary.path}) ended without a report"
         )
     return line
+
+
+def warn_of_strangers(connection: Connection, ports: Iterable[int]) -> None:
+    """Say once for each start that an etcd which others reach is open to them."""
+    if connection.secret is None and not all(is_loopback(it.host) for it in connection.endpoints):
+        log.warning(
+            "the embedded etcd at %s has no secret: anyone who can reach port %s of its host "
+            "controls the workers; %s, so that only these get in",
+            connection,
+            ", ".join(map(str, sorted(ports))),
+            GIVE_ALL,
+        )
 
 
 class Wait:

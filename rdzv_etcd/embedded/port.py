@@ -21,7 +21,16 @@ from pathlib import Path
 from rdzv_etcd.embedded.request import ask
 from rdzv_etcd.errors import EmbeddedEtcdError
 from rdzv_etcd.settings import Connection, Endpoint
-from rdzv_etcd.settings.hosts import is_loopback, is_ours
+from rdzv_etcd.settings.hosts import is_loopback, is_loopback_address, is_ours
+from rdzv_etcd.trust import (
+    NO_TLS,
+    ONLY_TLS,
+    Certificates,
+    make_certificates,
+    secured,
+    speaks_tls,
+    why_refused,
+)
 
 _LISTENS = "0A"
 _TABLES = ("/proc/net/tcp", "/proc/net/tcp6")
@@ -37,18 +46,18 @@ class PortAnswer(Enum):
     NOTHING = "nothing listens there"
     SILENCE = "something accepts connections but does not answer"
     STRANGER = "something that is not etcd listens there"
-    TLS = "something that speaks only https listens there"
+    MISTRUST = "the etcd there cannot be used"
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
     answer: PortAnswer
     detail: str = ""
-    """For NOTHING: why there was no connection, in the system's words."""
+    """For NOTHING: why there was no connection, in the system's words. For MISTRUST: why."""
 
 
-def probe(endpoint: Endpoint, timeout_s: float) -> Found:
-    """Return what is at ``endpoint``; blocks for at most about ``timeout_s``; never raises.
+def probe(endpoint: Endpoint, timeout_s: float, secret: str | None = None) -> Found:
+    """Return what is at ``endpoint``; blocks for at most about thrice ``timeout_s``; never raises.
 
     A machine that cannot be resolved or reached counts as ``NOTHING``: it may come up yet. (Only
     the resolver keeps its own time.)
@@ -62,47 +71,40 @@ def probe(endpoint: Endpoint, timeout_s: float) -> Found:
     except OSError as error:
         return Found(PortAnswer.NOTHING, (error.strerror or str(error)).lower())
     try:
-        _, body = ask(connection, "/version", timeout_s)
-    except OSError:
-        return Found(PortAnswer.SILENCE)  # an etcd that starts or ends does that
+        _, body = ask(secured(connection, endpoint.host, secret), "/version", timeout_s)
+    except OSError as error:
+        if why := why_refused(error):
+            return Found(PortAnswer.MISTRUST, why)
+        return _without_answer(endpoint, timeout_s, secret)
     except ValueError:
         return Found(PortAnswer.STRANGER)
-    return Found(_judge(body))
+    return _judge(body)
 
 
-def _judge(body: bytes) -> PortAnswer:
+def _without_answer(endpoint: Endpoint, timeout_s: float, secret: str | None) -> Found:
+    """Return what it is that may answer over TLS only, or without it only."""
+    if secret is not None:
+        plain = probe(endpoint, timeout_s)
+        if plain.answer is PortAnswer.ETCD:
+            return Found(PortAnswer.MISTRUST, NO_TLS)
+        if plain.answer is not PortAnswer.MISTRUST:
+            return plain
+    else:
+        with contextlib.suppress(OSError):
+            if speaks_tls(endpoint.host, endpoint.port, timeout_s):
+                return Found(PortAnswer.MISTRUST, ONLY_TLS)
+    return Found(PortAnswer.SILENCE)  # an etcd that starts or ends does that
+
+
+def _judge(body: bytes) -> Found:
     if b"HTTPS server" in body:  # what Go's TLS listener answers to plain http
-        return PortAnswer.TLS
+        return Found(PortAnswer.MISTRUST, ONLY_TLS)
     try:
         page = json.loads(body)
     except ValueError:
-        return PortAnswer.STRANGER
+        return Found(PortAnswer.STRANGER)
     is_etcd = isinstance(page, dict) and "etcdserver" in page
-    return PortAnswer.ETCD if is_etcd else PortAnswer.STRANGER
-
-
-def check_closed(connection: Connection, timeout_s: float) -> None:
-    """Raise :class:`EmbeddedEtcdError` if we have a password and the etcd there requires none.
-
-    One that does not say (no gateway, just ending) is left to the client, and so is one that
-    refuses the password. Blocks for about ``timeout_s`` at most.
-    """
-    credentials = connection.credentials
-    if credentials is None:
-        return
-    (endpoint,) = connection.endpoints
-    login = {"name": credentials.user, "password": credentials.password}
-    try:
-        connected = socket.create_connection((endpoint.host, endpoint.port), timeout_s)
-        _, reply = ask(connected, "/v3/auth/authenticate", timeout_s, login)
-    except (OSError, ValueError):
-        return
-    if b"authentication is not enabled" in reply:
-        raise EmbeddedEtcdError(
-            f"the etcd at {connection} requires no password, although a user and password are "
-            "given here: the node that started it had none. Give every node the same, and wait "
-            "until that etcd has ended, or choose another port in --rdzv-endpoint"
-        )
+    return Found(PortAnswer.ETCD if is_etcd else PortAnswer.STRANGER)
 
 
 # --- whose it is ----------------------------------------------------------------------------------
@@ -192,12 +194,38 @@ def own_addresses(host: str) -> tuple[str, ...]:
     return tuple(name for name, entry in addresses.items() if is_ours(entry[0], entry[4]))
 
 
-def listen_urls(endpoint: Endpoint, addresses: tuple[str, ...]) -> tuple[str, ...]:
-    """Return where etcd must listen so that every node with this ``endpoint`` reaches it.
+def listen_addresses(host: str) -> tuple[str, ...]:
+    """Return the addresses of this machine at which ``host`` is served; empty if it is another.
 
-    A loopback endpoint stays private. Any other listens on all interfaces: the name may resolve
-    elsewhere to another of this machine's addresses (Debian maps a host's own name to 127.0.1.1).
+    May block for a name look-up.
     """
-    if not is_loopback(endpoint.host):
-        addresses = ("::" if any(":" in address for address in addresses) else "0.0.0.0",)
-    return tuple(f"http://{Endpoint(address, endpoint.port).target}" for address in addresses)
+    return reachable(host, own_addresses(host))
+
+
+def reachable(host: str, own: tuple[str, ...]) -> tuple[str, ...]:
+    """Return where ``host`` is reached that has its ``own`` addresses here.
+
+    That is all interfaces where others may resolve the name to an address that it does not have
+    here (Debian maps a host's own name to 127.0.1.1), or etcd takes no such address.
+    """
+    if not any(map(_is_only_ours, own)) or is_loopback(host):
+        return own
+    return ("::" if any(":" in address for address in own) else "0.0.0.0",)
+
+
+def _is_only_ours(address: str) -> bool:
+    return is_loopback_address(address) or "%" in address
+
+
+def listen_urls(addresses: Iterable[str], port: int, scheme: str) -> tuple[str, ...]:
+    return tuple(f"{scheme}://{Endpoint(address, port).target}" for address in addresses)
+
+
+def certificates_at(connection: Connection, addresses: Iterable[str]) -> Certificates | None:
+    """Make what an etcd takes that is reached by these endpoints, at this machine's ``addresses``
+    or by its name; ``None`` without a secret. Raises :class:`SettingsError`."""
+    if connection.secret is None:
+        return None
+    named = {endpoint.host for endpoint in connection.endpoints}
+    here = {"localhost", "127.0.0.1", "::1", socket.gethostname()}
+    return make_certificates(connection.secret, named | here | set(addresses))

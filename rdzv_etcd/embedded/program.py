@@ -10,7 +10,7 @@ import os
 import signal
 import socket
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,18 @@ _STOP = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 UNBLOCKED = _STOP | {signal.SIGCHLD}
 """Blocked in the supervisor, which waits for them; not so in its child."""
 _LOCK = "rdzv-etcd-embedded-"
+_NOT_FOR_ETCD = (
+    "RDZV_ETCD_USER",
+    "RDZV_ETCD_PASSWORD",
+    "RDZV_ETCD_EMBED_SECRET",
+    "RDZV_ETCD_NODE_ID",
+)
+"""Secrets, and what a guard knows an agent's workers by: etcd is none of them."""
+
+
+def without_secrets(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return what a supervisor and its etcd have of an agent's environment."""
+    return {name: value for name, value in environ.items() if name not in _NOT_FOR_ETCD}
 
 
 # --- a program ------------------------------------------------------------------------------------
@@ -71,7 +83,7 @@ def answer(command: Sequence[str | os.PathLike[str]], limit_s: float) -> tuple[i
 
     Raises OSError, and TimeoutError if it does not end within ``limit_s``.
     """
-    program = Program(command, subprocess.PIPE)
+    program = Program(command, subprocess.PIPE, env=without_secrets(os.environ))
     with program.process:
         try:
             written, _ = program.process.communicate(timeout=limit_s)

@@ -16,9 +16,7 @@ _LARGEST = 1 << 22
 _PROTOCOL = b"HTTP/1."
 
 
-def ask(
-    sock: socket.socket, path: str, limit_s: float, body: object = None, token: str = ""
-) -> tuple[int, bytes]:
+def ask(sock: socket.socket, path: str, limit_s: float, body: object = None) -> tuple[int, bytes]:
     """Send a GET, or a POST of ``body`` as JSON; return the reply's status and content.
 
     Closes the socket. Raises :class:`OSError` if there is no reply or it is not complete within
@@ -28,7 +26,7 @@ def ask(
     reply = b""
     with sock:
         sock.settimeout(limit_s)
-        sock.sendall(written(path, body, token))
+        sock.sendall(written(path, body))
         while piece := sock.recv(1 << 16):
             reply += piece
             if not reply.startswith(_PROTOCOL[: len(reply)]) or len(reply) > _LARGEST:
@@ -40,13 +38,13 @@ def ask(
     return read(reply)
 
 
-def written(path: str, body: object = None, token: str = "") -> bytes:
+def written(path: str, body: object = None) -> bytes:
     """Return what to send."""
     content = b"" if body is None else json.dumps(body).encode()
     # With HTTP 1.0 the reply is not cut into chunks, and ends with the connection.
     lines = [f"{'GET' if body is None else 'POST'} {path} HTTP/1.0", "Host: etcd"]
-    lines += [f"Content-Length: {len(content)}", *([f"Authorization: {token}"] if token else [])]
-    return "\r\n".join((*lines, "", "")).encode() + content
+    lines += [f"Content-Length: {len(content)}", "", ""]
+    return "\r\n".join(lines).encode() + content
 
 
 def read(reply: bytes) -> tuple[int, bytes]:

@@ -14,12 +14,12 @@ from functools import partial
 
 from rdzv_etcd.embedded.binary import find_binary
 from rdzv_etcd.embedded.cluster_start import ensure_cluster
-from rdzv_etcd.embedded.launch import StartedEtcd, Wait, launch
+from rdzv_etcd.embedded.launch import StartedEtcd, Wait, launch, warn_of_strangers
 from rdzv_etcd.embedded.port import (
     Found,
     PortAnswer,
-    check_closed,
     check_owner,
+    listen_addresses,
     listeners,
     own_addresses,
     probe,
@@ -27,8 +27,9 @@ from rdzv_etcd.embedded.port import (
 )
 from rdzv_etcd.embedded.program import is_locked
 from rdzv_etcd.errors import EmbeddedEtcdError, SettingsError
-from rdzv_etcd.settings import Endpoint, Settings
+from rdzv_etcd.settings import Connection, Endpoint, Settings
 from rdzv_etcd.settings.hosts import is_loopback, resolve
+from rdzv_etcd.trust import GIVE_ALL
 
 log = logging.getLogger(__name__)
 
@@ -41,34 +42,47 @@ def ensure_etcd(settings: Settings, environ: Mapping[str, str] | None = None) ->
     """Return when an etcd answers at the endpoint; blocks for at most ``join_timeout_s``.
 
     If none answers and the endpoint names this machine, one is started; nodes on other machines,
-    and those here that came second, wait for it. With credentials it requires them of all clients.
+    and those here that came second, wait for it. With a secret it is closed to all without.
     Returns what was started, ``None`` if nothing had to be. Without ``embed`` it returns at once.
 
     Raises :class:`EmbeddedEtcdError` if etcd is not installed, does not start, belongs to another
-    user of this machine, requires no password although we have one, the port is taken by something
-    else, or no node started one in time; :class:`SettingsError` if the connection is of a
-    kind that cannot be embedded.
+    user of this machine, has another secret or none, the port is taken by something else, or no
+    node started one in time; :class:`SettingsError` if the connection is of a kind that cannot be
+    embedded.
     """
     if not settings.embed:
         return None
     environ = os.environ if environ is None else environ
-    if settings.connection.tls is not None:
-        raise SettingsError("embed=1 works over http only: an embedded etcd has no certificates")
+    check_embeddable(settings.connection)
     ensure = ensure_cluster if settings.embeds_cluster else _ensure_one
     return ensure(settings, environ)
 
 
+def check_embeddable(connection: Connection) -> None:
+    """Raise :class:`SettingsError` if the connection is to an etcd of one's own."""
+    if connection.credentials is not None:
+        raise SettingsError(
+            "an embedded etcd has no users and passwords, which are for an etcd of your own: leave "
+            f"out RDZV_ETCD_USER, RDZV_ETCD_PASSWORD, user_file and password_file. To keep others "
+            f"out of it, {GIVE_ALL}"
+        )
+    if connection.tls is not None and connection.secret is None:
+        raise SettingsError(
+            f"an embedded etcd speaks https only with a secret ({connection}): {GIVE_ALL}"
+        )
+
+
 def _ensure_one(settings: Settings, environ: Mapping[str, str]) -> StartedEtcd | None:
-    endpoint, where = _single_endpoint(settings), str(settings.connection)
+    (endpoint,), where = settings.connection.endpoints, str(settings.connection)
     wait = Wait("etcd", where, settings.timing.join_timeout_s)
     silent_since_s, next_start_s, pause_s = None, 0.0, _FIRST_PAUSE_S
     while True:
-        found, now_s = probe(endpoint, _PROBE_TIMEOUT_S), time.monotonic()
+        found = probe(endpoint, _PROBE_TIMEOUT_S, settings.connection.secret)
+        now_s = time.monotonic()
         if found.answer is PortAnswer.ETCD:
             check_owner(endpoint, own_addresses(endpoint.host))
-            check_closed(settings.connection, _PROBE_TIMEOUT_S)
             return None
-        _refuse_strangers(where, found.answer)
+        _refuse_strangers(where, found)
         if found.answer is not PortAnswer.SILENCE or is_locked(endpoint.port):
             silent_since_s = None
         elif silent_since_s is None:
@@ -79,7 +93,7 @@ def _ensure_one(settings: Settings, environ: Mapping[str, str]) -> StartedEtcd |
                 f"{settings.connection.connect_timeout_s:g} s for etcd to answer)"
             )
         if found.answer is PortAnswer.NOTHING and now_s >= next_start_s:
-            addresses = () if is_locked(endpoint.port) else own_addresses(endpoint.host)
+            addresses = () if is_locked(endpoint.port) else listen_addresses(endpoint.host)
             if addresses:
                 next_start_s = now_s + _RETRY_START_S
                 started = _start(settings, addresses, environ, wait.deadline_s)
@@ -105,15 +119,15 @@ def _start(
 ) -> StartedEtcd | None:
     """Start it at this machine's ``addresses``; return ``None`` if another process has meanwhile,
     or is about to."""
-    endpoint, where = settings.connection.endpoints[0], str(settings.connection)
+    (endpoint,), where = settings.connection.endpoints, str(settings.connection)
     binary = find_binary(environ)
     try:
         started = launch(settings, binary, addresses, environ, deadline_s)
     except EmbeddedEtcdError:
-        answer = probe(endpoint, _PROBE_TIMEOUT_S).answer
-        if answer is PortAnswer.ETCD:
+        found = probe(endpoint, _PROBE_TIMEOUT_S, settings.connection.secret)
+        if found.answer is PortAnswer.ETCD:
             return None
-        _refuse_strangers(where, answer)
+        _refuse_strangers(where, found)
         raise
     if started is None:
         return None
@@ -126,6 +140,7 @@ def _start(
         where,
         settings.embed_grace_s,
     )
+    warn_of_strangers(settings.connection, {endpoint.port})
     most = settings.job.max_nodes
     if most > 1 and is_loopback(endpoint.host):
         log.warning(
@@ -139,27 +154,14 @@ def _start(
     return started
 
 
-def _refuse_strangers(where: str, answer: PortAnswer) -> None:
+def _refuse_strangers(where: str, found: Found) -> None:
     """Raise if what listens there is no etcd that can be used."""
-    if answer is PortAnswer.TLS:
-        raise EmbeddedEtcdError(f"{where}: {answer.value}; write https:// in the endpoint")
-    if answer is PortAnswer.STRANGER:
+    if found.answer is PortAnswer.MISTRUST:
+        raise EmbeddedEtcdError(f"{where}: {found.answer.value}: {found.detail}")
+    if found.answer is PortAnswer.STRANGER:
         raise EmbeddedEtcdError(
-            f"{where}: {answer.value}; free the port or choose another in --rdzv-endpoint"
+            f"{where}: {found.answer.value}; free the port or choose another in --rdzv-endpoint"
         )
-
-
-def _single_endpoint(settings: Settings) -> Endpoint:
-    connection = settings.connection
-    endpoint = connection.endpoints[0]
-    is_secret = connection.credentials is not None
-    if is_secret and not (connection.allow_plain_password or is_loopback(endpoint.host)):
-        raise SettingsError(
-            f"the etcd password would be sent to {connection} in plain text, which any machine on "
-            "the way can read; an embedded etcd has no TLS: set allow_plain_password=1 if that "
-            "network is trusted"
-        )
-    return endpoint
 
 
 def _why_none_answers(endpoint: Endpoint, found: Found) -> str:

@@ -16,7 +16,7 @@ import sys
 import time
 from dataclasses import dataclass
 
-from rdzv_etcd.embedded.child import EtcdProcess, Login, Plan, StartError, StopRequestedError
+from rdzv_etcd.embedded.child import EtcdProcess, Plan, StartError, StopRequestedError
 from rdzv_etcd.embedded.program import (
     UNBLOCKED,
     asks_to_stop,
@@ -24,6 +24,7 @@ from rdzv_etcd.embedded.program import (
     wait_for_signal,
 )
 from rdzv_etcd.embedded.seat import ClusterOrder, Place
+from rdzv_etcd.trust import Certificates
 
 MOST_RESTARTS = 5
 HEALTHY_AFTER_S = 60.0
@@ -34,8 +35,8 @@ BLIND_LIMIT_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What the starter asks for. It comes as JSON on standard input: the password in it must be in
-    no list of processes."""
+    """What the starter asks for. It comes as JSON on standard input: the key in it must be in no
+    list of processes."""
 
     plan: Plan
     port: int
@@ -162,9 +163,10 @@ def _report(status_fd: int, outcome: str, detail: str) -> None:
 def _order(text: str) -> Order:
     fields = json.loads(text)
     plan = fields["plan"]
-    login = None if plan["login"] is None else Login(**plan["login"])
+    made = plan["certificates"]
+    plan = Plan(**{**plan, "certificates": None if made is None else Certificates(**made)})
     cluster = fields["cluster"]
     if cluster is not None:
         places = tuple(Place(**place) for place in cluster["places"])
         cluster = ClusterOrder(**{**cluster, "places": places})
-    return Order(**{**fields, "plan": Plan(**{**plan, "login": login}), "cluster": cluster})
+    return Order(**{**fields, "plan": plan, "cluster": cluster})

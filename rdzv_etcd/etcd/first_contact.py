@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import logging
 import socket
-import ssl
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -23,6 +22,13 @@ from rdzv_etcd.process import begun_in_thread
 from rdzv_etcd.settings.connection import Connection, Endpoint
 from rdzv_etcd.settings.hosts import wait_for_name
 from rdzv_etcd.text import LINE, shown
+from rdzv_etcd.trust import (
+    GIVE_ALL,
+    NO_TLS,
+    connected,
+    speaks_tls,
+    why_refused,
+)
 
 _log = logging.getLogger(__name__)  # of its own: the command line shows only this one's lines
 
@@ -30,10 +36,14 @@ LOOK_AFTER_S = 2.0
 """A healthy etcd has answered before that."""
 _STEP_S = 1.5
 """How long one probe may take: of TCP, TLS or HTTP."""
+_REQUEST = b"GET /version HTTP/1.0\r\nHost: etcd\r\n\r\n"
 _AFTER_FAILURE_S = 1.0
 """How long an error may be delayed to be explained."""
 _NO_HTTPS = "speaks http, not https: use http:// in the endpoint (or protocol=http)"
-_NO_HTTP = "speaks https, not http: use https:// in the endpoint (or protocol=https)"
+_NO_HTTP = (
+    "speaks https, not http: use https:// in the endpoint (or protocol=https); if it is an "
+    f"embedded etcd with a secret, {GIVE_ALL}"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,17 +52,14 @@ class Problem:
 
     endpoint: str
     text: str
-    is_scheme: bool = False
-    """Whether the endpoint has the wrong scheme, which does not pass by itself."""
-
-    def __str__(self) -> str:
-        return f"{self.endpoint} {self.text}" if self.is_scheme else f"{self.endpoint}: {self.text}"
+    lasts: bool = False
+    """Whether it does not pass by itself: a wrong scheme, or another secret."""
 
 
 @asynccontextmanager
 async def first_contact(connection: Connection | None) -> AsyncIterator[None]:
     """Log what is wrong if the block, which needs etcd, takes more than two seconds; if it fails
-    because of a wrong scheme, name that in the error.
+    because of a wrong scheme or secret, name that in the error.
 
     ``None``: etcd is reached in another way.
     """
@@ -66,7 +73,7 @@ async def first_contact(connection: Connection | None) -> AsyncIterator[None]:
     except (EtcdUnavailableError, EtcdTlsError) as error:
         failed.set()
         done, _ = await asyncio.wait({looking}, timeout=_AFTER_FAILURE_S)
-        wrong = [problem for problem in looking.result() if problem.is_scheme] if done else []
+        wrong = [problem for problem in looking.result() if problem.lasts] if done else []
         if not wrong:
             raise
         explained = error.copy()
@@ -93,7 +100,11 @@ async def _look_soon(connection: Connection, failed: asyncio.Event) -> list[Prob
 
 
 def _joined(problems: Sequence[Problem]) -> str:
-    return "; ".join(map(str, problems))
+    """Say each thing once, with the endpoints at which it is wrong."""
+    where: dict[str, list[str]] = {}
+    for it in problems:
+        where.setdefault(f" {it.text}" if it.lasts else f": {it.text}", []).append(it.endpoint)
+    return "; ".join(f"{', '.join(endpoints)}{text}" for text, endpoints in where.items())
 
 
 def wait_for_names(connection: Connection, patience_s: float) -> None:
@@ -118,11 +129,10 @@ def wait_for_names(connection: Connection, patience_s: float) -> None:
 
 async def look(connection: Connection) -> list[Problem]:
     """Return what is wrong at each endpoint, as far as that shows within some seconds."""
-    over_tls = connection.tls is not None
     looks: list[asyncio.Future[Problem | None]] = []
     try:
         for endpoint in connection.endpoints:
-            work = partial(_problem, endpoint, over_tls)
+            work = partial(_problem, endpoint, connection)
             looks.append(asyncio.wrap_future(begun_in_thread(work, "rdzv-etcd first contact")))
         done, _ = await asyncio.wait(looks, timeout=3 * _STEP_S)  # a resolver may take longer
     except RuntimeError:  # no more threads
@@ -134,17 +144,31 @@ async def look(connection: Connection) -> list[Problem]:
     return [problem for problem in found if problem is not None]
 
 
-def _problem(endpoint: Endpoint, over_tls: bool) -> Problem | None:
+def _problem(endpoint: Endpoint, connection: Connection) -> Problem | None:
     where = endpoint.target
     try:
-        if over_tls:
-            if not _speaks_tls(endpoint) and _speaks_http(endpoint):
-                return Problem(where, _NO_HTTPS, is_scheme=True)
-        elif not _speaks_http(endpoint) and _speaks_tls(endpoint):
-            return Problem(where, _NO_HTTP, is_scheme=True)
+        if connection.tls is None:
+            if not _speaks_http(endpoint) and _speaks_tls(endpoint):
+                return Problem(where, _NO_HTTP, lasts=True)
+        elif connection.secret is not None and (why := _why_refused(endpoint, connection.secret)):
+            return Problem(where, f"cannot be used: {why}", lasts=True)
+        elif not _speaks_tls(endpoint) and _speaks_http(endpoint):
+            why = _NO_HTTPS if connection.secret is None else f"cannot be used: {NO_TLS}"
+            return Problem(where, why, lasts=True)
     except (OSError, UnicodeError) as error:
         return Problem(where, _why(error))
     return None
+
+
+def _why_refused(endpoint: Endpoint, secret: str) -> str:
+    """Return why the two ends do not trust each other, as far as a handshake shows it."""
+    try:
+        with connected(endpoint.host, endpoint.port, _STEP_S, secret) as connection:
+            connection.sendall(_REQUEST)
+            connection.recv(1)  # only after its part of the handshake a server judges ours
+    except OSError as error:
+        return why_refused(error)
+    return ""
 
 
 def _why(error: OSError | UnicodeError) -> str:
@@ -158,20 +182,7 @@ def _why(error: OSError | UnicodeError) -> str:
 
 
 def _speaks_tls(endpoint: Endpoint) -> bool:
-    """Return whether a TLS handshake gets an answer in TLS, even a refusal.
-
-    Raises OSError if there is no connection.
-    """
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # only the protocol matters
-    with _connected(endpoint) as plain:
-        try:
-            with context.wrap_socket(plain, server_hostname=endpoint.host):
-                return True
-        except ssl.SSLError as error:
-            return "ALERT" in (error.reason or "")
-        except (OSError, ValueError):
-            return False
+    return speaks_tls(endpoint.host, endpoint.port, _STEP_S)
 
 
 def _speaks_http(endpoint: Endpoint) -> bool:
@@ -181,8 +192,11 @@ def _speaks_http(endpoint: Endpoint) -> bool:
     Raises OSError if there is no connection.
     """
     received, until_s = b"", time.monotonic() + _STEP_S
-    with _connected(endpoint) as plain, contextlib.suppress(OSError):
-        plain.sendall(b"GET /version HTTP/1.0\r\nHost: etcd\r\n\r\n")
+    with (
+        connected(endpoint.host, endpoint.port, _STEP_S) as plain,
+        contextlib.suppress(OSError),
+    ):
+        plain.sendall(_REQUEST)
         # Some servers send their refusal in several pieces, and then close.
         while (left_s := until_s - time.monotonic()) > 0:
             plain.settimeout(left_s)
@@ -191,7 +205,3 @@ def _speaks_http(endpoint: Endpoint) -> bool:
             if not piece:
                 break
     return received.startswith(b"HTTP/") and b"HTTPS server" not in received
-
-
-def _connected(endpoint: Endpoint) -> socket.socket:
-    return socket.create_connection((endpoint.host, endpoint.port), _STEP_S)

@@ -22,7 +22,7 @@ from rdzv_etcd.log import LineTimes
 from rdzv_etcd.node.node import Node
 from rdzv_etcd.process import Latch, how_ended
 from rdzv_etcd.settings.fields import MAX_ID, gate_words
-from rdzv_etcd.settings.parse import NODE_ID_VARIABLE, PASSWORD_VARIABLE
+from rdzv_etcd.settings.parse import NODE_ID_VARIABLE, WITHHELD
 from rdzv_etcd.text import shown
 from rdzv_etcd.world_change import WorldChange
 
@@ -213,7 +213,7 @@ class CommandCheck(Check):
 
 def _environ(arrival: Arrival) -> Mapping[str, str]:
     last = "" if arrival.last_change is None else str(arrival.last_change)
-    environ = {name: value for name, value in os.environ.items() if name != PASSWORD_VARIABLE}
+    environ = {name: value for name, value in os.environ.items() if name not in WITHHELD}
     return environ | {
         JOB_ID_VARIABLE: shown(arrival.job, MAX_ID),
         NODE_ID_VARIABLE: arrival.node_id,

@@ -129,6 +129,17 @@ class Connection:
         "refused.",
         default=False,
     )
+    secret: str | None = field(default=None, repr=False)
+    """That of an embedded etcd; ``tls`` is made from it."""
+    secret_file: Path | None = option(
+        "embed_secret_file",
+        OptionKind.FILE,
+        "File that holds the secret of an [embedded etcd](guide.md#the-secret), at least 16 "
+        "characters, the same on all hosts: certificates for all of its traffic are made from it.",
+        default=None,
+        shown="`$RDZV_ETCD_EMBED_SECRET`",
+        compare=False,
+    )
 
     def __post_init__(self) -> None:
         if not self.endpoints:
@@ -137,9 +148,12 @@ class Connection:
             )
         check_numbers(self)
 
+    @property
+    def scheme(self) -> str:
+        return "http" if self.tls is None else "https"
+
     def __str__(self) -> str:
-        scheme = "https" if self.tls is not None else "http"
-        return ",".join(f"{scheme}://{endpoint.target}" for endpoint in self.endpoints)
+        return ",".join(f"{self.scheme}://{endpoint.target}" for endpoint in self.endpoints)
 
 
 _OPTION = "--rdzv-endpoint"

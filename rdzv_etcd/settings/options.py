@@ -313,8 +313,8 @@ class Settings:
     embed: bool = option(
         "embed",
         OptionKind.FLAG,
-        "Start an etcd on the machine that the endpoint names if none answers there, with the user "
-        "and password given, if any; or a cluster on the three or five machines that are named.",
+        "Start an etcd on the machine that the endpoint names if none answers there, or a cluster "
+        "on the three or five machines that are named.",
         default=False,
     )
     embed_grace_s: float = option("embed_grace", OptionKind.SECONDS, None, default=30.0)

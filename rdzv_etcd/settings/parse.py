@@ -33,11 +33,15 @@ from rdzv_etcd.settings.options import (
     Settings,
     Timing,
 )
-from rdzv_etcd.settings.secrets import read_secret
+from rdzv_etcd.settings.secrets import check_embed_secret, read_secret, tls_from
 from rdzv_etcd.text import named, shown
 
 USER_VARIABLE = "RDZV_ETCD_USER"
 PASSWORD_VARIABLE = "RDZV_ETCD_PASSWORD"
+SECRET_VARIABLE = "RDZV_ETCD_EMBED_SECRET"
+"""The environment's secret of an embedded etcd."""
+WITHHELD = (PASSWORD_VARIABLE, SECRET_VARIABLE)
+"""Neither workers nor gates inherit these."""
 EPOCH_VARIABLE = "RDZV_ETCD_EPOCH"
 """Gives workers the epoch of their round: a fencing token that only grows. Given to an agent, it is
 one that the job has reached before."""
@@ -48,6 +52,7 @@ NODE_ID_VARIABLE = "RDZV_ETCD_NODE_ID"
 _SHORTEST_LEASE_S = 2  # etcd grants no shorter lease with its default election settings
 _VARIABLE_NAME = re.compile(r"[A-Z_][A-Z0-9_]*")
 _SECRETS = frozenset({"user", "username", "password", "passwd", "token", "credentials"})
+_SECRETS |= {"secret", "embed_secret"}
 _YES = frozenset({"1", "true", "yes", "on"})
 _NO = frozenset({"0", "false", "no", "off"})
 
@@ -139,10 +144,12 @@ def _find(typed: object) -> Option | None:
     if not isinstance(typed, str):
         raise SettingsError(f"the name of a rendezvous option must be text, not {_shown(typed)}")
     if typed.lower() in _SECRETS:
+        instead = f"{USER_VARIABLE} and {PASSWORD_VARIABLE}", "user_file= and password_file="
+        if "secret" in typed.lower():
+            instead = SECRET_VARIABLE, "embed_secret_file="
         raise SettingsError(
             f"{typed}= is refused, because values given here end up in process lists and logs: "
-            f"set {USER_VARIABLE} and {PASSWORD_VARIABLE} in the environment, or give user_file= "
-            "and password_file="
+            f"set {instead[0]} in the environment, or give {instead[1]}"
         )
     if typed in WITHOUT_MEANING:
         return None
@@ -256,10 +263,12 @@ def _shown(raw: object) -> str:
 def _connection(
     given: _Given, endpoints: ParsedEndpoints, environ: Mapping[str, str], timing: Timing
 ) -> Connection:
+    secret = _embed_secret(given, environ)
     made = Connection(
         endpoints=endpoints.endpoints,
-        tls=_tls(given, endpoints.scheme),
+        tls=_tls(given, endpoints.scheme, secret),
         credentials=_credentials(given, environ),
+        secret=secret,
         **given.fields(Connection),
     )
     if given.value("connect_timeout") is None:
@@ -267,11 +276,31 @@ def _connection(
     return made
 
 
-def _tls(given: _Given, scheme: str | None) -> Tls | None:
+def _embed_secret(given: _Given, environ: Mapping[str, str]) -> str | None:
+    option = "embed_secret_file"
+    secret, path = _secret(given, option, SECRET_VARIABLE, environ), given.value(option)
+    named = SECRET_VARIABLE if path is None else f"{option}={str(path)!r}"
+    if secret is None and SECRET_VARIABLE in environ:
+        secret = ""  # not "none": what should have filled it has failed
+    if secret is not None:
+        check_embed_secret(secret, named, path)
+    return secret
+
+
+def _tls(given: _Given, scheme: str | None, secret: str | None) -> Tls | None:
     protocol = given.value("protocol")
     if protocol is not None and scheme is not None and protocol.value != scheme:
         raise SettingsError(f"protocol={protocol.value} contradicts {scheme}:// in --rdzv-endpoint")
     files = given.fields(Tls)
+    if secret is not None:
+        if files or "http" in (scheme, protocol):
+            with_it = " and ".join(map(given.typed, files)) or "http"
+            raise SettingsError(
+                f"{with_it} given together with the secret of an embedded etcd, which speaks TLS "
+                f"with certificates made from it: keep one; {SECRET_VARIABLE} and "
+                "embed_secret_file are not for an etcd of your own"
+            )
+        return tls_from(secret)
     if "https" in (scheme, protocol):
         if "key" in files and "cert" not in files:
             raise SettingsError(

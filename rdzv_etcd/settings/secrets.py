@@ -1,4 +1,4 @@
-"""Reads user and password from their files, now and again when they have been rotated.
+"""Reads secrets from their files, user and password again when they have been rotated.
 
 Knows what such a file looks like and how long a pipe is waited for. Must not know what the secrets
 are for, nor put one in a message.
@@ -14,8 +14,9 @@ from pathlib import Path
 
 from rdzv_etcd.errors import SettingsError
 from rdzv_etcd.process import begun_in_thread, wait_for_result
-from rdzv_etcd.settings.connection import Credentials
+from rdzv_etcd.settings.connection import Credentials, Tls
 from rdzv_etcd.settings.fields import MAX_SECRET
+from rdzv_etcd.trust import SHORTEST_SECRET, client_files
 
 _log = logging.getLogger(__name__)
 
@@ -68,6 +69,25 @@ def read_again(credentials: Credentials) -> Credentials:
     if credentials.password_file is not None:
         password = read_secret(credentials.password_file, "password_file", may_wait=False)
     return replace(credentials, user=user, password=password)
+
+
+def check_embed_secret(secret: str, named: str, path: Path | None) -> None:
+    """Raise :class:`SettingsError` if it can be guessed, or its file be read by anybody."""
+    if len(secret) < SHORTEST_SECRET:
+        raise SettingsError(
+            f"{named} has {len(secret)} characters, and must have at least {SHORTEST_SECRET}: who "
+            "guesses it controls the workers; make one with `openssl rand -hex 32`"
+        )
+    if path is not None and (mode := path.stat().st_mode) & stat.S_IROTH:
+        raise SettingsError(
+            f"{named} can be read by every user of this machine (mode {stat.S_IMODE(mode):04o}): "
+            "chmod 600 it; in a Kubernetes Secret's volume set defaultMode: 0400"
+        )
+
+
+def tls_from(secret: str) -> Tls:
+    """Return the client's part of a secret; raises :class:`SettingsError` if it cannot be made."""
+    return Tls(*client_files(secret))
 
 
 def read_file(path: Path, named: str, most: int) -> bytes:

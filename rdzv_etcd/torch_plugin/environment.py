@@ -28,7 +28,7 @@ from types import FrameType
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 
 from rdzv_etcd.errors import SettingsError
-from rdzv_etcd.settings.parse import EPOCH_VARIABLE, NODE_ID_VARIABLE, PASSWORD_VARIABLE
+from rdzv_etcd.settings.parse import EPOCH_VARIABLE, NODE_ID_VARIABLE, WITHHELD
 from rdzv_etcd.text import shown
 from rdzv_etcd.world.group import Group
 
@@ -54,7 +54,8 @@ class WorkerEnvironment:
 
     def prepare(self, epoch: int, node_id: str) -> None:
         """Change this process's environment to what workers of that round should inherit."""
-        values = {PASSWORD_VARIABLE: None, EPOCH_VARIABLE: str(epoch), NODE_ID_VARIABLE: node_id}
+        values: dict[str, str | None] = dict.fromkeys(WITHHELD)
+        values |= {EPOCH_VARIABLE: str(epoch), NODE_ID_VARIABLE: node_id}
         with _lock:
             self._values = values
             if self not in _in_use:

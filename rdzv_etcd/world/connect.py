@@ -35,6 +35,7 @@ class ConnectionOptions(TypedDict, total=False):
     key: str | Path
     user_file: str | Path
     password_file: str | Path
+    embed_secret_file: str | Path
 
 
 class Options(ConnectionOptions, total=False):
@@ -87,8 +88,9 @@ def connect(
     ``gate_timeout`` seconds: if it raises, or returns a false value other than ``None``, this node
     does not join. It cannot be ``async``.
 
-    User and password come from ``RDZV_ETCD_USER`` and ``RDZV_ETCD_PASSWORD`` or the files that the
-    options name; nothing else is read from the environment, unless ``rank_key`` names a variable.
+    User and password come from ``RDZV_ETCD_USER`` and ``RDZV_ETCD_PASSWORD``, the secret of an
+    embedded etcd from ``RDZV_ETCD_EMBED_SECRET``, or from the files that the options name; nothing
+    else is read from the environment, unless ``rank_key`` names a variable.
 
     Blocks and raises as :class:`~rdzv_etcd.world.group.Group`, and raises
     :class:`~rdzv_etcd.errors.SettingsError` for invalid arguments.
@@ -121,7 +123,7 @@ def observe(
     """Look at a job from outside, without taking part: see :class:`~rdzv_etcd.Observer`.
 
     ``endpoints`` and ``job`` are those of :func:`connect`; ``options`` are those of its options
-    that say how etcd is reached, and ``etcd_prefix``. User and password come from the same places.
+    that say how etcd is reached, and ``etcd_prefix``. Secrets come from the same places.
     Blocks for at most ``connect_timeout`` seconds. Raises :class:`~rdzv_etcd.errors.EtcdError`, and
     :class:`~rdzv_etcd.errors.SettingsError` for invalid arguments.
     """
@@ -144,8 +146,7 @@ def observe(
 
 
 def _environ() -> dict[str, str]:
-    """What is read from the environment: user and password, and a variable that ``rank_key``
-    names."""
+    """What is read from the environment: secrets, and a variable that ``rank_key`` names."""
     return {name: value for name, value in os.environ.items() if name != EPOCH_VARIABLE}
 
 

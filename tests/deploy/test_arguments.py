@@ -46,10 +46,8 @@ def test_an_example_says_what_it_means(
     connection = settings.connection
     if settings.embed:
         assert [endpoint.target for endpoint in connection.endpoints] == ["gpu07:24711"]
-        assert connection.credentials is not None
-        assert connection.credentials.user == "4711"
-        assert len(connection.credentials.password) == 64
-        assert connection.allow_plain_password
+        assert connection.secret is not None
+        assert len(connection.secret) == 64
         return
     assert connection.tls is not None
     assert str(connection.tls.ca_cert) == f"{secret}/ca.crt"

@@ -1,22 +1,38 @@
-"""Agents with an embedded etcd, and what they leave: for the tests of this folder."""
+"""Agents and hosts with an embedded etcd, and what they leave: for the tests of this folder."""
 
 from __future__ import annotations
 
 import json
 import os
+import random
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
 
+from rdzv_etcd.embedded.cluster_start import (
+    ClusterState,
+    cluster_endpoints,
+    cluster_state,
+    start_seat,
+)
 from rdzv_etcd.embedded.port import PortAnswer, probe
 from rdzv_etcd.settings import Endpoint, Settings, settings_from_config
-from tests.library.nodes import wait_until
+from rdzv_etcd.trust import client_context
+from tests.library.nodes import node_settings, wait_until
 from tests.support.gateway import Gateway
+from tests.support.processes import free_port
 
 LIMIT_S = 60.0
+ALL = {0, 1, 2}
+"""The hosts of a cluster."""
+GRACE_S = 5
+"""How long a cluster waits for nodes; as long, its members wait for a leader."""
+SECRET, OTHER_SECRET = "staple-battery-horse", "one-that-is-not-theirs"
 
 NOBODY = 65534
 """Another user, for tests that run as root."""
@@ -32,7 +48,7 @@ from rdzv_etcd.errors import RdzvEtcdError
 from rdzv_etcd.settings import settings_from_config
 config = {"embed": 1, "embed_grace": float(sys.argv[3]), "join_timeout": 60}
 settings = settings_from_config(endpoint=sys.argv[1], job_id="j", min_nodes=1, max_nodes=1,
-                                local_addr=None, config=config, environ={})
+                                local_addr=None, config=config, environ=os.environ)
 uid = int(sys.argv[2])
 if uid != os.getuid():
     os.setuid(uid)
@@ -47,9 +63,8 @@ sys.stdin.readline()
 
 
 def settings(
-    endpoint: str, *, login: tuple[str, str] | None = None, max_nodes: int = 1, **config: object
+    endpoint: str, *, secret: str | None = None, max_nodes: int = 1, **config: object
 ) -> Settings:
-    names = ("RDZV_ETCD_USER", "RDZV_ETCD_PASSWORD")
     return settings_from_config(
         endpoint=endpoint,
         job_id="job",
@@ -57,8 +72,12 @@ def settings(
         max_nodes=max_nodes,
         local_addr=None,
         config={"embed": 1, "embed_grace": 1, "join_timeout": LIMIT_S, **config},
-        environ={} if login is None else dict(zip(names, login, strict=True)),
+        environ=with_secret(secret),
     )
+
+
+def with_secret(secret: str | None) -> dict[str, str]:
+    return {} if secret is None else {"RDZV_ETCD_EMBED_SECRET": secret}
 
 
 def environment(binary: Path | str, scratch: Path, **more: str) -> dict[str, str]:
@@ -135,8 +154,87 @@ class Agent:
         return pid, error
 
 
-def answer(port: int, host: str = "127.0.0.1") -> PortAnswer:
-    return probe(Endpoint(host, port), 5).answer
+class Cluster:
+    """Three hosts, each with its supervisor while it runs."""
+
+    def __init__(self, binary: Path, scratch: Path, secret: str | None) -> None:
+        net = ".".join(str(random.SystemRandom().randrange(1, 255)) for _ in range(2))
+        self.addresses = tuple(f"127.{net}.{number}" for number in (2, 3, 4))
+        self.port = free_port(self.addresses[0])
+        self.endpoints = ",".join(f"{address}:{self.port}" for address in self.addresses)
+        self.secret = secret
+        self.environ = environment(binary, scratch, **with_secret(secret))
+        self.supervisors: dict[int, psutil.Process] = {}
+
+    def settings(self, **config: Any) -> Settings:
+        return settings(self.endpoints, secret=self.secret, embed_grace=GRACE_S, **config)
+
+    def job(self) -> Settings:
+        """What a node has that only uses it."""
+        return node_settings(self.endpoints, "job", "2", environ=with_secret(self.secret))
+
+    def start(self, *seats: int, **config: Any) -> None:
+        made = self.settings(**config)
+        endpoints, deadline_s = cluster_endpoints(made.connection), time.monotonic() + LIMIT_S
+        for seat in seats:
+            started = start_seat(made, self.environ, endpoints, seat, deadline_s)
+            assert started is not None
+            self.supervisors[seat] = psutil.Process(started.supervisor_pid)
+
+    def state(self) -> ClusterState:
+        return cluster_state(self.settings().connection)
+
+    def wait_for(self, members: set[int]) -> None:
+        wait_until(f"the members are {members}", lambda: self.state().members == members)
+
+    def cluster(self) -> str:
+        """What its founders have called it."""
+        found = {it.own.member.cluster for it in self.state().answers.values() if it.own.member}
+        assert len(found) == 1
+        return found.pop()
+
+    def lives(self) -> dict[int, str]:
+        return {seat: answer.own.life for seat, answer in self.state().answers.items()}
+
+    def lose(self, seat: int) -> None:
+        """Kill everything on that host."""
+        supervisor = self.supervisors.pop(seat)
+        (etcd,) = supervisor.children()
+        supervisor.kill()
+        wait_for_end(etcd)
+
+    def gateway(self, seat: int) -> Gateway:
+        return gateway(self.port, self.secret, self.addresses[seat])
+
+    def grant(self, seat: int, ttl_s: int = 600) -> int:
+        return int(self.gateway(seat).call("/v3/lease/grant", {"TTL": str(ttl_s)})["ID"])
+
+    def find(self) -> None:
+        """Take over the supervisors that others have started."""
+        names = [f"{address}:{self.port}" for address in self.addresses]
+        for process in psutil.process_iter(["cmdline"]):
+            for seat, name in enumerate(names):
+                if (process.info["cmdline"] or [""])[-1] == name and not has_ended(process):
+                    self.supervisors[seat] = process
+
+    def close(self) -> None:
+        for supervisor in self.supervisors.values():
+            kill(supervisor)
+
+
+def kill(supervisor: psutil.Process) -> None:
+    if not has_ended(supervisor):
+        supervisor.kill()
+        wait_for_end(supervisor)
+
+
+def answer(port: int, host: str = "127.0.0.1", secret: str | None = None) -> PortAnswer:
+    return probe(Endpoint(host, port), 5, secret).answer
+
+
+def gateway(port: int, secret: str | None = None, host: str = "127.0.0.1") -> Gateway:
+    """etcd as one with that secret sees it."""
+    return Gateway(host, port, None if secret is None else client_context(secret))
 
 
 def grant(port: int, ttl_s: int) -> int:

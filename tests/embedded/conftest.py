@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -11,7 +12,7 @@ import pytest
 
 from rdzv_etcd.embedded.launch import StartedEtcd
 from rdzv_etcd.embedded.start import ensure_etcd
-from tests.embedded.agents import Agent, environment, settings, wait_for_end
+from tests.embedded.agents import SECRET, Agent, Cluster, environment, settings, wait_for_end
 from tests.support.processes import free_port
 from tests.support.servers import EtcdBinary
 
@@ -76,6 +77,25 @@ def start(ensure: Ensure) -> Start:
         return psutil.Process(started.supervisor_pid)
 
     return call
+
+
+@pytest.fixture
+def own_address() -> str:
+    """An address at which others reach this machine."""
+    for entries in psutil.net_if_addrs().values():
+        for entry in entries:
+            if entry.family == socket.AF_INET and not entry.address.startswith("127."):
+                return entry.address
+    pytest.skip("this machine has a loopback address only")
+
+
+@pytest.fixture
+def cluster(
+    etcd_binary: EtcdBinary, scratch: Path, request: pytest.FixtureRequest
+) -> Iterator[Cluster]:
+    made = Cluster(etcd_binary.path, scratch, getattr(request, "param", SECRET))
+    yield made
+    made.close()
 
 
 class Agents:

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import os
-import random
 import socket
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
 from rdzv_etcd.embedded.cluster_start import (
-    ClusterState,
     SeatKeeper,
     cluster_endpoints,
     cluster_state,
@@ -23,89 +19,25 @@ from rdzv_etcd.embedded.cluster_start import (
 )
 from rdzv_etcd.embedded.start import ensure_etcd
 from rdzv_etcd.errors import EmbeddedEtcdError, SettingsError
-from rdzv_etcd.settings import Settings
 from rdzv_etcd.world.group import Group
 from tests.cli.tools import run_here
-from tests.embedded.agents import LIMIT_S, Agent, environment, has_ended, settings, wait_for_end
+from tests.embedded.agents import (
+    ALL,
+    GRACE_S,
+    LIMIT_S,
+    SECRET,
+    Agent,
+    Cluster,
+    environment,
+    kill,
+    settings,
+    wait_for_end,
+)
 from tests.library.nodes import join_all, node_settings, wait_until
 from tests.support import netns
-from tests.support.gateway import Gateway, GatewayError
+from tests.support.gateway import GatewayError
 from tests.support.processes import free_port
 from tests.support.servers import EtcdBinary
-
-ALL = {0, 1, 2}
-GRACE_S = 5
-"""How long a cluster waits for nodes; as long, its members wait for a leader."""
-
-
-class Cluster:
-    """Three hosts, each with its supervisor while it runs."""
-
-    def __init__(self, binary: Path, scratch: Path) -> None:
-        net = ".".join(str(random.SystemRandom().randrange(1, 255)) for _ in range(2))
-        self.addresses = tuple(f"127.{net}.{number}" for number in (2, 3, 4))
-        self.port = free_port(self.addresses[0])
-        self.endpoints = ",".join(f"{address}:{self.port}" for address in self.addresses)
-        self.environ = environment(binary, scratch)
-        self.supervisors: dict[int, psutil.Process] = {}
-
-    def settings(self, **config: Any) -> Settings:
-        return settings(self.endpoints, embed_grace=GRACE_S, **config)
-
-    def start(self, *seats: int, **config: Any) -> None:
-        made = self.settings(**config)
-        endpoints, deadline_s = cluster_endpoints(made.connection), time.monotonic() + LIMIT_S
-        for seat in seats:
-            started = start_seat(made, self.environ, endpoints, seat, deadline_s)
-            assert started is not None
-            self.supervisors[seat] = psutil.Process(started.supervisor_pid)
-
-    def state(self) -> ClusterState:
-        return cluster_state(cluster_endpoints(self.settings().connection))
-
-    def wait_for(self, members: set[int]) -> None:
-        wait_until(f"the members are {members}", lambda: self.state().members == members)
-
-    def cluster(self) -> str:
-        """What its founders have called it."""
-        found = {it.own.member.cluster for it in self.state().answers.values() if it.own.member}
-        assert len(found) == 1
-        return found.pop()
-
-    def lives(self) -> dict[int, str]:
-        return {seat: answer.own.life for seat, answer in self.state().answers.items()}
-
-    def lose(self, seat: int) -> None:
-        """Kill everything on that host."""
-        supervisor = self.supervisors.pop(seat)
-        (etcd,) = supervisor.children()
-        supervisor.kill()
-        wait_for_end(etcd)
-
-    def gateway(self, seat: int) -> Gateway:
-        return Gateway(self.addresses[seat], self.port)
-
-    def grant(self, seat: int, ttl_s: int = 600) -> int:
-        return int(self.gateway(seat).call("/v3/lease/grant", {"TTL": str(ttl_s)})["ID"])
-
-    def find(self) -> None:
-        """Take over the supervisors that others have started."""
-        names = [f"{address}:{self.port}" for address in self.addresses]
-        for process in psutil.process_iter(["cmdline"]):
-            for seat, name in enumerate(names):
-                if (process.info["cmdline"] or [""])[-1] == name and not has_ended(process):
-                    self.supervisors[seat] = process
-
-    def close(self) -> None:
-        for supervisor in self.supervisors.values():
-            _kill(supervisor)
-
-
-@pytest.fixture
-def cluster(etcd_binary: EtcdBinary, scratch: Path) -> Iterator[Cluster]:
-    made = Cluster(etcd_binary.path, scratch)
-    yield made
-    made.close()
 
 
 @pytest.mark.every_etcd
@@ -113,7 +45,7 @@ def test_each_host_is_lost_in_turn_and_comes_back_while_nodes_work(cluster: Clus
     cluster.start(0, 1, 2)
     cluster.wait_for(ALL)
     founded = cluster.cluster()
-    job = node_settings(cluster.endpoints, "job", "2")
+    job = cluster.job()
     with Group(job) as first, Group(job) as second:
         epochs = [_reform([first, second])]
         for seat in sorted(ALL):
@@ -137,6 +69,7 @@ def _reform(nodes: list[Group]) -> int:
     return worlds[0].epoch
 
 
+@pytest.mark.parametrize("cluster", [None, SECRET], indirect=True)
 def test_two_of_three_serve_and_the_third_joins_when_it_comes(cluster: Cluster) -> None:
     cluster.start(0)
     assert cluster.state().members == set()
@@ -175,7 +108,7 @@ def test_two_hosts_lost_at_once_begin_a_new_cluster_that_the_third_joins(cluster
     cluster.start(0, 1, 2)
     cluster.wait_for(ALL)
     founded = cluster.cluster()
-    job = node_settings(cluster.endpoints, "job", "2")
+    job = cluster.job()
     with Group(job) as first, Group(job) as second:
         before = _reform([first, second])
         cluster.lose(1)
@@ -244,9 +177,7 @@ def test_an_agent_starts_its_host_and_waits_for_the_others(
     started = ensure_etcd(cluster.settings(), cluster.environ)
     assert started is not None
     assert caplog.text.count("started a member of an embedded cluster on") == 3
-    (warned,) = [it for it in caplog.records if it.levelname == "WARNING"]
-    ports = f"{cluster.port}, {cluster.port + 1}, {cluster.port + 2}"
-    assert f"anyone who can reach ports {ports} of these hosts" in warned.getMessage()
+    assert [it for it in caplog.records if it.levelname == "WARNING"] == []
     cluster.find()
     assert ensure_etcd(cluster.settings(), cluster.environ) is None
     assert cluster.state().members
@@ -262,7 +193,7 @@ def test_the_hosts_that_are_missing_are_named(cluster: Cluster) -> None:
 def test_another_list_of_hosts_is_refused_with_both(cluster: Cluster) -> None:
     cluster.start(0)
     first = f"{cluster.addresses[0]}:{cluster.port}"
-    other = settings(f"{first},192.0.2.1,192.0.2.2")
+    other = settings(f"{first},192.0.2.1,192.0.2.2", secret=SECRET)
     with pytest.raises(
         EmbeddedEtcdError, match=rf"here .*192\.0\.2\.1:2379.*there .*{cluster.addresses[1]}"
     ):
@@ -276,7 +207,7 @@ def test_a_host_that_gets_another_list_later_does_not_disturb_nodes_that_work(
     cluster.wait_for({0, 1})
     keeper = SeatKeeper(cluster.settings(), cluster.environ)
     third = f"{cluster.addresses[2]}:{cluster.port}"
-    other = settings(f"{third},192.0.2.1,192.0.2.2")
+    other = settings(f"{third},192.0.2.1,192.0.2.2", secret=SECRET)
     endpoints = cluster_endpoints(other.connection)
     deadline_s = time.monotonic() + LIMIT_S
     started = start_seat(
@@ -344,7 +275,8 @@ def test_an_etcd_of_another_cluster_at_an_endpoint_is_refused(
 ) -> None:
     """Say, that of a launch with one host, in its grace: nodes that use it would be by
     themselves."""
-    alone = settings(f"{cluster.addresses[1]}:{cluster.port}", embed_grace=60)
+    where = f"{cluster.addresses[1]}:{cluster.port}"
+    alone = settings(where, secret=SECRET, embed_grace=60)
     started = ensure_etcd(alone, cluster.environ)
     assert started is not None
     other = psutil.Process(started.supervisor_pid)
@@ -357,7 +289,7 @@ def test_an_etcd_of_another_cluster_at_an_endpoint_is_refused(
             ensure_etcd(cluster.settings(join_timeout=6), cluster.environ)
         cluster.find()
     finally:
-        _kill(other)
+        kill(other)
     ensure_etcd(cluster.settings(), cluster.environ)
     cluster.wait_for(ALL)
 
@@ -376,8 +308,9 @@ def test_a_supervisor_that_ended_is_started_again_by_a_node_of_its_host(
 
 
 def test_status_and_doctor_show_the_members_and_who_is_missing(
-    cluster: Cluster, capsys: pytest.CaptureFixture[str]
+    cluster: Cluster, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("RDZV_ETCD_EMBED_SECRET", SECRET)
     cluster.start(0, 1, 2)
     cluster.wait_for(ALL)
     names = [f"{address}:{cluster.port}" for address in cluster.addresses]
@@ -448,14 +381,15 @@ def test_each_host_is_cut_off_in_turn_while_nodes_work(
         for agent in agents:
             supervisor = agent.supervisor()
             assert supervisor is not None
-            stack.callback(_kill, psutil.Process(supervisor))
+            stack.callback(kill, psutil.Process(supervisor))
+            assert f"reach port {port}, {port + 1}, {port + 2} of its host controls" in agent.log()
         job = node_settings(endpoints, "job", "2")
         connection = job.connection
 
         def wait_for(members: set[int]) -> None:
             wait_until(
                 f"the members are {members}",
-                lambda: cluster_state(cluster_endpoints(connection)).members == members,
+                lambda: cluster_state(connection).members == members,
             )
 
         with Group(job) as first, Group(job) as second:
@@ -469,9 +403,3 @@ def test_each_host_is_cut_off_in_turn_while_nodes_work(
                 epochs.append(_reform([first, second]))
             wait_for(ALL)
             assert epochs == sorted(set(epochs))
-
-
-def _kill(supervisor: psutil.Process) -> None:
-    if not has_ended(supervisor):
-        supervisor.kill()
-        wait_for_end(supervisor)

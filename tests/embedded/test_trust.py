@@ -5,27 +5,45 @@ from __future__ import annotations
 import json
 import os
 import socket
+import ssl
+import stat
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime, timezone
+from pathlib import Path
 
 import pytest
 
+from rdzv_etcd.embedded.child import EtcdProcess, Plan
 from rdzv_etcd.embedded.port import PortListener, listeners, reached_by
 from rdzv_etcd.embedded.start import ensure_etcd
-from rdzv_etcd.errors import EmbeddedEtcdError, EtcdAuthError
+from rdzv_etcd.errors import (
+    EmbeddedEtcdError,
+    EtcdTlsError,
+    EtcdUnavailableError,
+)
+from rdzv_etcd.trust import client_context, in_memory, make_certificates, tls_context
 from rdzv_etcd.world.group import Group
-from tests.embedded.agents import NOBODY, answer, has_ended, settings, wait_for_end
+from tests.embedded.agents import (
+    ALL,
+    NOBODY,
+    OTHER_SECRET,
+    SECRET,
+    Cluster,
+    answer,
+    gateway,
+    has_ended,
+    settings,
+    wait_for_end,
+)
 from tests.embedded.conftest import Agents, Ensure, Start
 from tests.library.nodes import wait_until
 from tests.support.gateway import Gateway, GatewayError
-from tests.support.servers import EtcdServer
+from tests.support.servers import EtcdBinary, EtcdServer
 
 pytestmark = pytest.mark.every_etcd
-
-LOGIN = ("ann", "s3cret-word")
 
 # Becomes another user and then listens: what matters is whose it is. Behind the socket is a real
 # etcd.
@@ -64,77 +82,168 @@ def stranger(port: int, behind: int) -> Iterator[None]:
             process.kill()
 
 
-def test_with_a_password_nobody_gets_in_without_it(start: Start, ensure: Ensure, port: int) -> None:
-    supervisor = start(login=LOGIN)
-    for process in (supervisor, *supervisor.children()):
-        assert LOGIN[1] not in " ".join(process.cmdline())
-        assert LOGIN[1] not in json.dumps(process.environ())
-    gateway = Gateway("127.0.0.1", port)
-    with pytest.raises(GatewayError, match="user name is empty"):
-        gateway.put(b"/rdzv_etcd/job/ctl/round", b"mine")
-    gateway.log_in_as(*LOGIN)
-    gateway.put(b"/rdzv_etcd/job/nodes/a", b"")
-    assert set(gateway.keys()) == {b"/rdzv_etcd/job/nodes/a"}
-    with pytest.raises(GatewayError, match="permission denied"):
-        gateway.call("/v3/auth/disable", {})
-    assert ensure(login=LOGIN) is None
-    with pytest.raises(EtcdAuthError, match="no user and password are configured"):
-        Group(settings(f"127.0.0.1:{port}"))
-    with pytest.raises(EtcdAuthError, match="refused the user name or password") as caught:
-        Group(settings(f"127.0.0.1:{port}", login=("ann", "an0ther-word")))
-    assert "an0ther-word" not in str(caught.value)
-    with Group(settings(f"127.0.0.1:{port}", login=LOGIN)) as group:
-        assert group.join(60).size == 1
-
-
-def test_there_is_no_moment_in_which_it_is_open(start: Start, port: int) -> None:
-    """The users are made before etcd listens where others reach it."""
-    stop, refused, let_in = threading.Event(), threading.Event(), threading.Event()
-
-    def intrude() -> None:
-        while not stop.is_set():
-            try:
-                Gateway("127.0.0.1", port).put(b"k", b"v")
-            except OSError:
-                continue  # nothing listens
-            except GatewayError:
-                refused.set()
-            else:
-                let_in.set()
-
-    intruder = threading.Thread(target=intrude)
-    intruder.start()
-    try:
-        start(login=("root", "s3cret"))
-        assert refused.wait(60)
-    finally:
-        stop.set()
-        intruder.join()
-    assert not let_in.is_set()
-
-
-def test_users_and_data_outlast_a_crash_of_etcd_and_it_still_ends_by_itself(
-    start: Start, port: int
+def test_with_a_secret_nobody_gets_in_without_it(
+    start: Start, ensure: Ensure, port: int, scratch: Path
 ) -> None:
-    supervisor = start(login=LOGIN)
-    gateway = Gateway("127.0.0.1", port)
-    gateway.log_in_as(*LOGIN)
-    lease_id = int(gateway.call("/v3/lease/grant", {"TTL": 60})["ID"])
-    gateway.put(b"k", b"v", lease_id)
+    supervisor = start(secret=SECRET)
+    for process in (supervisor, *supervisor.children()):
+        assert SECRET not in " ".join(process.cmdline())
+        assert SECRET not in json.dumps(process.environ())
+    (folder,) = scratch.iterdir()
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    keys = [file for file in folder.glob("*.pem") if "PRIVATE KEY" in file.read_text()]
+    assert [stat.S_IMODE(file.stat().st_mode) for file in keys] == [0o600]
+    assert_closed("127.0.0.1", port)
+    assert ensure(secret=SECRET) is None
+    for embed in (0, 1):
+        with Group(settings(f"127.0.0.1:{port}", secret=SECRET, embed=embed)) as group:
+            assert group.join(60).size == 1
+    assert not any(SECRET.encode() in it.value for it in gateway(port, SECRET).keys().values())
+
+
+def strangers(host: str) -> tuple[ssl.SSLContext | None, ...]:
+    """Without TLS, without a certificate, and with another secret's. Whoever breaks in does not
+    mind whose server it is."""
+    anonymous = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    other = tls_context(in_memory(make_certificates(OTHER_SECRET, [host])))
+    for context in (anonymous, other):
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return None, anonymous, other
+
+
+def assert_closed(host: str, port: int, path: str = "/version") -> None:
+    """An etcd answers only who has a certificate from the secret."""
+    for context in strangers(host):
+        outside = Gateway(host, port, context)
+        with pytest.raises((OSError, GatewayError)):
+            outside.get_text(path)
+        for call in ("kv/range", "kv/put", "cluster/member/list"):
+            with pytest.raises((OSError, GatewayError)):
+                outside.call(f"/v3/{call}", {"key": "AA=="})
+    assert gateway(port, SECRET, host).get_text(path)
+
+
+def test_a_cluster_is_closed_to_clients_peers_and_supervisors(cluster: Cluster) -> None:
+    cluster.start(0, 1, 2)
+    cluster.wait_for(ALL)
+    host, port = cluster.addresses[0], cluster.port
+    assert_closed(host, port)
+    assert_closed(host, port + 1, "/members")
+    assert [_supervisors_answer(host, port + 2, it) for it in strangers(host)] == [b"", b"", b""]
+    assert _supervisors_answer(host, port + 2, client_context(SECRET)).startswith(b"{")
+    with Group(cluster.job()):
+        pass
+
+
+def _supervisors_answer(host: str, port: int, context: ssl.SSLContext | None) -> bytes:
+    """What is not TLS, such as an alert, is none."""
+    try:
+        sock = socket.create_connection((host, port))
+        sock = sock if context is None else context.wrap_socket(sock, server_hostname=host)
+        with sock, sock.makefile("rwb") as file:
+            file.write(b'{"hosts": [], "waits": false}\n')
+            file.flush()
+            return b"" if (line := file.readline()).startswith(b"\x15\x03") else line
+    except OSError:
+        return b""
+
+
+@pytest.mark.parametrize(
+    ("cluster", "ours", "why"),
+    [
+        (SECRET, None, "speaks only TLS.*has a secret: give every node the same RDZV_ETCD_EMBED"),
+        (SECRET, OTHER_SECRET, "has another secret: give every node the same RDZV_ETCD_EMBED"),
+        (None, SECRET, "has no TLS, although this node has a secret.*give every node the same"),
+    ],
+    indirect=["cluster"],
+)
+def test_a_host_with_another_secret_is_told_before_it_begins_a_member(
+    cluster: Cluster, ours: str | None, why: str
+) -> None:
+    """Also while there is no etcd yet, as one host alone begins none."""
+    cluster.start(0)
+    with pytest.raises(EmbeddedEtcdError, match=f"{cluster.addresses[0]}.* cannot be used.*{why}"):
+        ensure_etcd(settings(cluster.endpoints, secret=ours), cluster.environ)
+    assert set(cluster.state().answers) == {0}
+
+
+def test_data_outlasts_a_crash_of_etcd_and_it_still_ends_by_itself(start: Start, port: int) -> None:
+    supervisor = start(secret=SECRET)
+    inside = gateway(port, SECRET)
+    lease_id = int(inside.call("/v3/lease/grant", {"TTL": 60})["ID"])
+    inside.put(b"k", b"v", lease_id)
     (etcd,) = supervisor.children()
     etcd.kill()
-    wait_until("etcd is back", lambda: has_ended(etcd) and answer(port).name == "ETCD")
-    with pytest.raises(GatewayError, match="user name is empty"):
-        Gateway("127.0.0.1", port).keys()
-    gateway.log_in_as(*LOGIN)
-    assert gateway.keys()[b"k"].lease_id == lease_id
-    gateway.revoke(lease_id)
+    wait_until(
+        "etcd is back", lambda: has_ended(etcd) and answer(port, secret=SECRET).name == "ETCD"
+    )
+    assert inside.keys()[b"k"].lease_id == lease_id
+    inside.revoke(lease_id)
     wait_for_end(supervisor)
 
 
-def test_an_open_etcd_is_refused_by_who_has_a_password(etcd_server: EtcdServer) -> None:
-    with pytest.raises(EmbeddedEtcdError, match="requires no password"):
-        ensure_etcd(settings(etcd_server.target, login=LOGIN))
+@pytest.mark.parametrize(
+    ("theirs", "ours", "why"),
+    [
+        (SECRET, None, "speaks only TLS.*has a secret: give every node the same RDZV_ETCD_EMBED"),
+        (
+            SECRET,
+            OTHER_SECRET,
+            "has another secret: give every node the same RDZV_ETCD_EMBED_SECRET",
+        ),
+        (None, SECRET, "has no TLS, although this node has a secret"),
+    ],
+)
+def test_who_does_not_have_the_same_secret_is_told_at_once(
+    ensure: Ensure, start: Start, port: int, theirs: str | None, ours: str | None, why: str
+) -> None:
+    start(secret=theirs)
+    with pytest.raises(EmbeddedEtcdError, match=why) as caught:
+        ensure(secret=ours)
+    assert not any(it and it in str(caught.value) for it in (theirs, ours))
+    with pytest.raises(
+        (EtcdTlsError, EtcdUnavailableError),
+        match=r"secret.*give every node the same RDZV_ETCD_EMBED_SECRET",
+    ):
+        Group(settings(f"127.0.0.1:{port}", secret=ours, embed=0))
+
+
+@pytest.mark.parametrize(
+    ("host", "year", "why"),
+    [
+        ("127.0.0.1", 2001, "not valid at this time.*expired.*set the clocks"),
+        ("127.0.0.1", 2100, "not valid at this time.*not yet.*set the clocks"),
+        ("elsewhere", 2020, "is for other names: give every node"),
+    ],
+)
+def test_a_certificate_that_does_not_count_is_told_from_another_secret(
+    etcd_binary: EtcdBinary, port: int, host: str, year: int, why: str
+) -> None:
+    made = make_certificates(SECRET, [host], valid_from=datetime(year, 1, 1, tzinfo=timezone.utc))
+    url = f"https://127.0.0.1:{port}"
+    etcd = EtcdProcess(Plan(str(etcd_binary.path), (url,), url, made))
+    try:
+        etcd.start()
+        with pytest.raises(EmbeddedEtcdError, match=why):
+            ensure_etcd(settings(f"127.0.0.1:{port}", secret=SECRET))
+        with pytest.raises(EtcdTlsError, match=why):
+            Group(settings(f"127.0.0.1:{port}", secret=SECRET, embed=0))
+    finally:
+        etcd.remove()
+
+
+def test_where_others_reach_it_a_warning_says_that_it_is_open(
+    start: Start, caplog: pytest.LogCaptureFixture, own_address: str
+) -> None:
+    start(own_address)
+    assert "has no secret: anyone who can reach port" in caplog.text
+
+
+def test_with_a_secret_or_on_loopback_it_does_not(
+    start: Start, caplog: pytest.LogCaptureFixture, own_address: str
+) -> None:
+    start(own_address, secret=SECRET)
+    assert "anyone who can reach" not in caplog.text
 
 
 def test_another_users_etcd_is_refused(

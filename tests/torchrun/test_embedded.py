@@ -41,17 +41,17 @@ def test_the_example_trains_without_any_etcd_set_up(train: Callable[..., Trainin
 def test_the_node_that_started_etcd_is_no_single_point_of_failure(
     train: Callable[..., Training],
 ) -> None:
-    """Its agent and workers are killed; the etcd it started, with a password, lives on, and so does
+    """Its agent and workers are killed; the etcd it started, with a secret, lives on, and so does
     the job."""
     port = free_port()
     job = train("1:2", endpoint=f"localhost:{port}", conf=EMBED)
-    login = {"RDZV_ETCD_USER": "ann", "RDZV_ETCD_PASSWORD": "s3cret"}
-    (starter,) = job.start("starter", **login)
+    secret = {"RDZV_ETCD_EMBED_SECRET": "staple-battery-horse"}
+    (starter,) = job.start("starter", **secret)
     job.wait_for_world()
     (without,) = job.start("without")
     assert without.wait() != 0
-    assert "etcd requires authentication, but no user and password are configured" in without.output
-    job.start("other", **login)
+    assert "give every node the same RDZV_ETCD_EMBED_SECRET" in without.output
+    job.start("other", **secret)
     job.wait_for_world()
     starter.kill()
     job.wait_for_world()
