@@ -75,19 +75,20 @@ def test_a_command_that_is_not_there_is_told(tmp_path: Path) -> None:
     assert "cannot be started" in failure.how
 
 
-def test_a_command_is_told_where_it_is_and_not_the_password(
+def test_a_command_is_told_where_it_is_and_no_secret(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("RDZV_ETCD_PASSWORD", "secret")
+    monkeypatch.setenv("RDZV_ETCD_EMBED_SECRET", "secret")
     program = (
         "import os, sys\n"
-        "names = 'JOB_ID', 'NODE_ID', 'ROUND', 'LAST_CHANGE', 'PASSWORD'\n"
+        "names = 'JOB_ID', 'NODE_ID', 'ROUND', 'LAST_CHANGE', 'PASSWORD', 'EMBED_SECRET'\n"
         "print(*[os.environ.get('RDZV_ETCD_' + name) for name in names], sep='|')\n"
         "sys.exit(sys.stdin.read() == '')"
     )
     failure = answer_of(CommandCheck(python(program), ARRIVAL))
     assert failure is not None
-    assert failure.output == f"a job|host~7~x|3|{left('b', 'SIGTERM')}|None"
+    assert failure.output == f"a job|host~7~x|3|{left('b', 'SIGTERM')}|None|None"
 
 
 def test_a_command_that_is_abandoned_is_ended_with_all_it_has_started(tmp_path: Path) -> None:

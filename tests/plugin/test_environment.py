@@ -128,6 +128,16 @@ def test_what_an_interrupted_launch_took_is_given_back_when_its_node_leaves(
     assert "RDZV_ETCD_EPOCH" not in os.environ
 
 
+def test_workers_inherit_no_secret_of_an_embedded_etcd(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RDZV_ETCD_EMBED_SECRET", "staple-battery-horse")
+    one = WorkerEnvironment()
+    one.prepare(8, "one")
+    assert "RDZV_ETCD_EMBED_SECRET" not in os.environ
+    assert full_environment()["RDZV_ETCD_EMBED_SECRET"] == "staple-battery-horse"
+    one.give_back()
+    assert os.environ["RDZV_ETCD_EMBED_SECRET"] == "staple-battery-horse"
+
+
 def test_many_threads_lose_nothing_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RDZV_ETCD_PASSWORD", "sesame")
     monkeypatch.setenv("RDZV_ETCD_EPOCH", "7")

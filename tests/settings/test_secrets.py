@@ -1,8 +1,10 @@
-"""User and password: from the environment, from files and pipes, and never in a message."""
+"""Secrets: from the environment, from files and pipes, and never in a message."""
 
 from __future__ import annotations
 
 import os
+import re
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from rdzv_etcd.settings import Credentials, secrets
 from rdzv_etcd.settings.fields import MAX_SECRET
 from rdzv_etcd.settings.secrets import read_again, read_secret
 from tests.settings.tools import refused, settings
+from tests.support.processes import run
 
 
 @pytest.mark.parametrize("name", ["user", "password", "username", "PASSWORD"])
@@ -138,3 +141,57 @@ def test_a_password_in_a_file_is_read_again(tmp_path: Path) -> None:
     files["password_file"].unlink()
     with pytest.raises(SettingsError, match=r"password_file=.* cannot be read"):
         read_again(credentials)
+
+
+_WITHOUT_CRYPTOGRAPHY = """
+import sys
+sys.modules["cryptography"] = None
+from tests.settings.tools import settings
+settings(environ={"RDZV_ETCD_EMBED_SECRET": 16 * "x"})
+"""
+
+
+def test_an_embedded_etcds_secret_becomes_certificates(tmp_path: Path) -> None:
+    secret = "staple-battery-horse"
+    made = settings(environ={"RDZV_ETCD_EMBED_SECRET": f"{secret}\n"}).connection
+    assert made.tls is not None
+    assert str(made) == "https://h1:2379"
+    assert secret not in repr(made)
+    file = tmp_path / "secret"
+    file.touch(0o640)  # as a Kubernetes Secret's, with an fsGroup
+    file.write_text(f"{secret}\n")
+    given = settings(endpoint="https://h1", embed_secret_file=file).connection
+    assert (given.secret, given.tls) == (secret, made.tls)
+    done = run([sys.executable, "-c", _WITHOUT_CRYPTOGRAPHY], cwd=Path(__file__).parents[2])
+    assert re.search(r"takes the package cryptography.*pip install 'rdzv-etcd\[embed", done.stderr)
+
+
+@pytest.mark.parametrize(
+    ("content", "mode", "why"),
+    [
+        (b"fifteen-letters", 0o600, "has 15 characters, and must have at least 16.*openssl rand"),
+        (b"\n", 0o600, "is empty"),
+        (b"sixteen letters\xff", 0o600, "is not UTF-8"),
+        (b"sixteen letters and more", 0o604, "every user of this machine .mode 0604.: chmod 600"),
+    ],
+)
+def test_a_secret_that_keeps_nobody_out_is_refused(
+    tmp_path: Path, content: bytes, mode: int, why: str
+) -> None:
+    file = tmp_path / "secret"
+    file.write_bytes(content)
+    file.chmod(mode)
+    message = refused(f"embed_secret_file='{file}' .*{why}", embed_secret_file=file)
+    assert "letters" not in message
+
+
+def test_a_secret_that_cannot_be_meant_is_refused(tmp_path: Path) -> None:
+    name, secret = "RDZV_ETCD_EMBED_SECRET", "staple-battery-horse"
+    refused(f"{name} has 0 characters", environ={name: ""})
+    refused(f"{name} has characters that are not text", environ={name: "staple\nbattery-horse"})
+    refused(f"set {name} in the environment, or give embed_secret_file=", embed_secret=secret)
+    refused("embed_secret_file=.* cannot be read", embed_secret_file=tmp_path / "none")
+    refused("http given together with the secret", endpoint="http://h1", environ={name: secret})
+    cert = tmp_path / "cert"
+    cert.touch()
+    refused(f"cert given together with the secret.*{name}", cert=cert, environ={name: secret})
