@@ -53,7 +53,7 @@ class Commands(click.Group):
 @click.group(
     cls=Commands,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    epilog="Endpoint, options, user and password are read from the same places as by torchrun.",
+    epilog="Endpoint, options and secrets are read from the same places as by torchrun.",
 )
 @click.version_option(package_name="rdzv-etcd", prog_name="rdzv-etcd")
 def app() -> None:
@@ -68,6 +68,7 @@ def run(arguments: Sequence[str]) -> int:
         "rdzv_etcd.settings.secrets",
         "rdzv_etcd.etcd.first_contact",
         "rdzv_etcd.embedded.binary",
+        "rdzv_etcd.embedded.launch",
     ):
         logging.getLogger(name).setLevel(logging.WARNING)
     try:

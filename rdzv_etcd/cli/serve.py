@@ -20,6 +20,7 @@ from rdzv_etcd.embedded.child import (
     StartError,
     StopRequestedError,
 )
+from rdzv_etcd.embedded.launch import warn_of_strangers
 from rdzv_etcd.embedded.port import certificates_at, listen_addresses, listen_urls
 from rdzv_etcd.embedded.program import UNBLOCKED, asks_to_stop, take_lock, wait_for_signal
 from rdzv_etcd.embedded.start import check_embeddable
@@ -44,6 +45,7 @@ def serve(*, target: JobTarget) -> int:
     """
     connection = target.settings().connection
     plan, version = _plan(connection)
+    warn_of_strangers(connection, [connection.endpoints[0].port])
     port = connection.endpoints[0].port
     try:
         held = take_lock(port)

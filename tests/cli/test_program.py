@@ -62,7 +62,7 @@ def test_without_an_extra_it_says_at_once_what_to_install(
         (("status", "j", "--conf=lease_ttl=soon"), "lease_ttl"),
         (("status", "j", "--conf=password=x"), "RDZV_ETCD_PASSWORD"),
         (("status", "j", "--conf=nothing"), "NAME=VALUE"),
-        (("status", "j", "--endpoint=me:secret@host"), "RDZV_ETCD_USER"),
+        (("status", "j", "--endpoint=me:sesame@host"), "RDZV_ETCD_USER"),
         (("doctor", "--nnodes=many"), "--nnodes"),
         (("history",), "name a job"),
         (("history", "j", "--plot=job.gif"), ".svg, .png, .pdf"),
@@ -73,7 +73,7 @@ def test_without_an_extra_it_says_at_once_what_to_install(
         (("drain", "j", "n", "--wait=1e9"), "is not in the range"),
         (("doctor", "--listen=NaN"), "not a number of seconds"),
         (("doctor", "--listen=-1"), "is not in the range"),
-        (("serve", "--endpoint=https://127.0.0.1:1"), "http only"),
+        (("serve", "--endpoint=https://127.0.0.1:1"), "https only with a secret"),
         (("serve", "--endpoint=192.0.2.1:1"), "not an address of this machine"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
@@ -82,7 +82,7 @@ def test_wrong_words_end_it_with_64(words: tuple[str, ...], said: str, cli: Run)
     done = cli(*words)
     assert done.code == 64
     assert said in done.err
-    assert "secret" not in done.err
+    assert "sesame" not in done.err
     assert "Traceback" not in done.err
     told = cli(*words, "--json")
     assert told.code == 64
@@ -267,16 +267,18 @@ def test_an_etcd_is_served_until_a_signal_ends_it(
     assert cli("status", "--endpoint", endpoint, "--conf=connect_timeout=1").code == 3
 
 
-def test_an_etcd_with_a_password_lets_nobody_else_in(
+def test_an_etcd_with_a_secret_lets_nobody_else_in(
     monkeypatch: pytest.MonkeyPatch, cli: Run
 ) -> None:
     endpoint = f"127.0.0.1:{free_port()}"
-    monkeypatch.setenv("RDZV_ETCD_USER", "me")
-    monkeypatch.setenv("RDZV_ETCD_PASSWORD", "mine")
+    monkeypatch.setenv("RDZV_ETCD_EMBED_SECRET", "staple-battery-horse")
     with serving(monkeypatch, endpoint) as process:
         assert cli("status", "--endpoint", endpoint).code == 0
-        monkeypatch.delenv("RDZV_ETCD_USER")
-        monkeypatch.delenv("RDZV_ETCD_PASSWORD")
+        assert cli("doctor", "--endpoint", endpoint).code == 0
+        monkeypatch.setenv("RDZV_ETCD_EMBED_SECRET", "one-that-is-not-theirs")
+        assert cli("status", "--endpoint", endpoint).code == 3
+        assert "it has another secret: give every" in cli("doctor", "--endpoint", endpoint).out
+        monkeypatch.delenv("RDZV_ETCD_EMBED_SECRET")
         assert cli("status", "--endpoint", endpoint).code == 3
         process.terminate()
 
