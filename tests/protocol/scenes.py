@@ -8,6 +8,7 @@ scene.new("d")                                  # a newcomer
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import replace
 
@@ -35,6 +36,7 @@ REJOIN_S = 120.0
 TIMING = Timing(last_call_timeout_s=LAST_CALL_S, settle_s=SETTLE_S, rejoin_timeout_s=REJOIN_S)
 
 
+@functools.cache  # a record that is unchanged has the same tuple
 def names(words: str) -> tuple[str, ...]:
     return tuple(words.split())
 
@@ -139,13 +141,15 @@ class Scene:
             self._present[name] = replace(presence, info=replace(presence.info, finished=True))
         return self
 
-    def changed(self, lost: str = "", waiters: str = "") -> Scene:
+    def changed(
+        self, lost: str = "", waiters: str = "", *, left: str = "", unnamed: int = 0
+    ) -> Scene:
         """The leader has published a change of the formed round."""
         record = self.control.round
         assert record is not None
-        change = Change(
-            record.run, record.number, names(waiters), dict.fromkeys(names(lost), "lease expired")
-        )
+        gone = dict.fromkeys(names(lost), "lease expired")
+        gone |= dict.fromkeys(names(left), "left: SIGTERM")
+        change = Change(record.run, record.number, names(waiters), gone, unnamed)
         self.control = replace(self.control, change=change, change_revision=60)
         return self
 
