@@ -8,17 +8,15 @@ from collections.abc import Callable
 
 import pytest
 
-from rdzv_etcd.cli.jobs import SHOWN_NODES
 from rdzv_etcd.errors import GateError
 from rdzv_etcd.protocol.codec import (
-    encode_accusation,
     encode_change,
     encode_node,
     encode_refused,
     encode_slice,
 )
 from rdzv_etcd.protocol.keys import JobKeys
-from rdzv_etcd.protocol.model import Accusation, Change, NodeInfo, Refused
+from rdzv_etcd.protocol.model import Change, NodeInfo, Refused
 from rdzv_etcd.protocol.ranks import cut, slices_for
 from rdzv_etcd.settings import JobSettings
 from rdzv_etcd.world_change import left, lost
@@ -119,23 +117,6 @@ def test_a_lost_node_is_named_with_how_it_was_lost(
         assert "next: start" in shown
 
 
-def test_one_that_waits_and_has_a_seat_is_no_spare(
-    etcd_server: EtcdServer, job_id: str, status: Run
-) -> None:
-    """As :class:`rdzv_etcd.Observer` reports, too."""
-    plant_round(etcd_server, job_id, ["one~1~a"], settings=JobSettings(1, 2))
-    for number, name in enumerate(("one", "two", "three"), 1):
-        plant_node(etcd_server, job_id, f"{name}~{number}~a", arrived_for=min(number, 2))
-    nodes = status(job_id, "--json").json["status"]["nodes"]
-    assert {node["node"]: node["state"] for node in nodes} == {
-        "one~1~a": "works",
-        "two~2~a": "arrived",
-        "three~3~a": "spare",
-    }
-    plant_round(etcd_server, job_id, ["one~1~a", "two~2~a"])
-    assert "all seats are taken" in status(job_id).out
-
-
 def test_a_node_that_other_settings_keep_out_is_named(
     etcd_server: EtcdServer, job_id: str, status: Run, act: Run
 ) -> None:
@@ -196,13 +177,6 @@ def test_a_job_that_was_closed(etcd_server: EtcdServer, job_id: str, status: Run
     assert "CLOSED  finished: closed by" in shown.out
 
 
-def test_a_job_that_nobody_knows(job_id: str, status: Run) -> None:
-    done = status(job_id)
-    assert done.code == 2
-    assert "UNKNOWN  nothing is recorded for it under /rdzv_etcd" in done.out
-    assert "--rdzv-id" in done.out
-
-
 def test_a_job_whose_nodes_all_died_is_not_unknown(
     etcd_server: EtcdServer, job_id: str, status: Run, act: Run
 ) -> None:
@@ -236,21 +210,6 @@ def test_who_left_is_not_called_lost(etcd_server: EtcdServer, job_id: str, statu
         f"round 1 is over: {lost('three', 'evicted')}; {left('two', 'drained: its fan')}"
         in status(job_id).out
     )
-
-
-def test_one_that_was_declared_lost_long_ago_is_not_about_to_be(
-    etcd_server: EtcdServer, job_id: str, status: Run
-) -> None:
-    """The next world is at work, and the accusation still stands in the place of its presence."""
-    plant_round(etcd_server, job_id, ["one~1~a"], number=2)
-    plant_node(etcd_server, job_id, "one~1~a", arrived_for=2)
-    accusation = encode_accusation(Accusation("one~1~a", "its process exited", is_certain=True))
-    key = JobKeys(PREFIX, job_id).node("two~2~b")
-    etcd_server.gateway.put(key, accusation, lease(etcd_server))
-    done = status(job_id)
-    assert done.code == 0
-    assert "not declared lost yet" not in done.out
-    assert "two" not in done.out
 
 
 def test_an_etcd_that_cannot_be_asked(cli: Run, job_id: str) -> None:
@@ -356,17 +315,3 @@ def _load(server: EtcdServer) -> tuple[float, float]:
     metrics = server.metrics()
     sent = metrics.total("etcd_network_client_grpc_sent_bytes_total")
     return sum(metrics.requests().values()), sent
-
-
-def test_many_nodes_that_nobody_leads_yet_wait(
-    status: Run, job_id: str, etcd_server: EtcdServer
-) -> None:
-    """They are too many to be read, and only the leader would tell their settings."""
-    granted = lease(etcd_server)
-    for number in range(SHOWN_NODES + 1):
-        node = f"host-{number}~1~a"
-        info = NodeInfo(node, "192.0.2.7", 1, 1, JobSettings(1000, 1000))
-        etcd_server.gateway.put(JobKeys(PREFIX, job_id).node(node), encode_node(info), granted)
-    done = status(job_id)
-    assert done.code == 1
-    assert f"{SHOWN_NODES + 1} nodes present, and none of them leads yet" in done.out
