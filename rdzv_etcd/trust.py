@@ -37,11 +37,25 @@ ONLY_TLS = (
 )
 
 _SALT = b"rdzv-etcd embedded etcd, version 1"
-_AUTHORITY, _MEMBER = "rdzv-etcd secret", "rdzv-etcd embedded"
+_ISSUER = "rdzv-etcd secret"
 _CLOCKS_APART = timedelta(days=2)
 _VALID = timedelta(days=3650)
-_FIRST = datetime(2000, 1, 1, tzinfo=timezone.utc)
-_NEVER = datetime(9999, 12, 31, 23, 59, 59, tzinfo=timezone.utc)  # RFC 5280, 4.1.2.5
+_ALWAYS = (  # RFC 5280, 4.1.2.5
+    datetime(2000, 1, 1, tzinfo=timezone.utc),
+    datetime(9999, 12, 31, 23, 59, 59, tzinfo=timezone.utc),
+)
+_P256_ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
+_KEY_USAGES = (
+    "digital_signature",
+    "content_commitment",
+    "key_encipherment",
+    "data_encipherment",
+    "key_agreement",
+    "key_cert_sign",
+    "crl_sign",
+    "encipher_only",
+    "decipher_only",
+)
 _TOO_OLD_OR_NEW = (9, 10)  # OpenSSL's X509_V_ERR_CERT_NOT_YET_VALID, …_CERT_HAS_EXPIRED
 _OTHER_NAME = (62, 64)  # … _HOSTNAME_MISMATCH, …_IP_ADDRESS_MISMATCH
 
@@ -70,68 +84,61 @@ def make_certificates(
 
     Raises :class:`SettingsError` if the package ``cryptography`` is missing.
     """
-    key = _authority_key(secret)
+    authority = _authority_key(secret)
     from cryptography import x509  # noqa: PLC0415 - only who has a secret pays
     from cryptography.hazmat.primitives import hashes, serialization  # noqa: PLC0415
     from cryptography.hazmat.primitives.asymmetric import ec  # noqa: PLC0415
     from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID  # noqa: PLC0415
 
-    authority, member = (
-        x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]) for name in (_AUTHORITY, _MEMBER)
-    )
-
     def signed(
-        own_key: EllipticCurvePrivateKey,
-        serial: int,
-        begin: datetime,
-        end: datetime,
-        more: list[tuple[x509.ExtensionType, bool]],
-    ) -> bytes:
-        is_authority, public = own_key is key, own_key.public_key()
-        subject = authority if is_authority else member
-        builder = x509.CertificateBuilder(authority, subject, public, serial, begin, end)
-        usage = x509.KeyUsage(
-            digital_signature=not is_authority,
-            key_cert_sign=is_authority,
-            **dict.fromkeys(
-                (
-                    "content_commitment",
-                    "key_encipherment",
-                    "data_encipherment",
-                    "key_agreement",
-                    "crl_sign",
-                    "encipher_only",
-                    "decipher_only",
-                ),
-                False,
-            ),
+        name: str,
+        key: EllipticCurvePrivateKey,
+        times: tuple[datetime, datetime],
+        *extensions: x509.ExtensionType,
+    ) -> str:
+        issuer, subject = (
+            x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, it)]) for it in (_ISSUER, name)
         )
-        for extension, is_critical in (
-            (x509.BasicConstraints(ca=is_authority, path_length=None), True),
-            (usage, True),
-            (x509.SubjectKeyIdentifier.from_public_key(public), False),
-            *more,
-        ):
+        builder = x509.CertificateBuilder().issuer_name(issuer).subject_name(subject)
+        builder = builder.public_key(key.public_key()).serial_number(x509.random_serial_number())
+        builder = builder.not_valid_before(times[0]).not_valid_after(times[1])
+        for extension in extensions:
+            is_critical = isinstance(extension, x509.BasicConstraints | x509.KeyUsage)
             builder = builder.add_extension(extension, is_critical)
-        return builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+        made = builder.sign(authority, hashes.SHA256())
+        return made.public_bytes(serialization.Encoding.PEM).decode()
+
+    def alternative_name(host: str) -> x509.GeneralName:
+        try:
+            return x509.IPAddress(ipaddress.ip_address(without_zone(host)))
+        except ValueError:
+            return x509.DNSName(host)
 
     begin = valid_from or datetime.now(timezone.utc) - _CLOCKS_APART
-    own_key = ec.generate_private_key(ec.SECP256R1())
-    both = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
-    more: list[tuple[x509.ExtensionType, bool]] = [
-        (x509.ExtendedKeyUsage(both), False),
-        (x509.AuthorityKeyIdentifier.from_issuer_public_key(key.public_key()), False),
+    key = ec.generate_private_key(ec.SECP256R1())
+    extensions: list[x509.ExtensionType] = [
+        x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]),
+        x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key()),
     ]
-    if names := [_alternative_name(host) for host in sorted(set(hosts)) if host.isascii()]:
-        more.append((x509.SubjectAlternativeName(names), False))
-    own = signed(own_key, x509.random_serial_number(), begin, begin + _VALID, more)
-    own += own_key.private_bytes(
+    if names := [alternative_name(host) for host in sorted(set(hosts)) if host.isascii()]:
+        extensions.append(x509.SubjectAlternativeName(names))
+    own = signed("rdzv-etcd embedded", key, (begin, begin + _VALID), *extensions)
+    own += key.private_bytes(
         serialization.Encoding.PEM,
         serialization.PrivateFormat.PKCS8,
         serialization.NoEncryption(),
+    ).decode()
+    signs = dict.fromkeys(_KEY_USAGES, False) | {"key_cert_sign": True}
+    # Its number and signature differ from host to host; what is checked by it is the same.
+    root = signed(
+        _ISSUER,
+        authority,
+        _ALWAYS,
+        x509.BasicConstraints(ca=True, path_length=0),
+        x509.KeyUsage(**signs),
+        x509.SubjectKeyIdentifier.from_public_key(authority.public_key()),
     )
-    # The signature differs from host to host; what is checked by it is the same.
-    return Certificates(signed(key, 1, _FIRST, _NEVER, []).decode(), own.decode())
+    return Certificates(root, own)
 
 
 @functools.lru_cache(maxsize=8)
@@ -145,21 +152,10 @@ def _authority_key(secret: str) -> EllipticCurvePrivateKey:
             "a secret for an embedded etcd (RDZV_ETCD_EMBED_SECRET, embed_secret_file) takes the "
             "package cryptography, which makes its certificates: pip install 'rdzv-etcd[embedded]'"
         ) from error
-    curve = ec.SECP256R1()
     # 16 bytes more than the order has: no private key is likelier than another.
     derived = Scrypt(salt=_SALT, length=48, n=1 << 15, r=8, p=1).derive(secret.encode())
-    return ec.derive_private_key(
-        int.from_bytes(derived, "big") % (curve.group_order - 1) + 1, curve
-    )
-
-
-def _alternative_name(host: str) -> x509.GeneralName:
-    from cryptography import x509  # noqa: PLC0415 - as above
-
-    try:
-        return x509.IPAddress(ipaddress.ip_address(without_zone(host)))
-    except ValueError:
-        return x509.DNSName(host)
+    number = int.from_bytes(derived, "big") % (_P256_ORDER - 1) + 1
+    return ec.derive_private_key(number, ec.SECP256R1())
 
 
 def without_zone(host: str) -> str:
