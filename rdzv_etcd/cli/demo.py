@@ -24,6 +24,7 @@ import click
 from rdzv_etcd.cli import output
 from rdzv_etcd.cli.watch import LiveView, follow
 from rdzv_etcd.clock import SystemClock
+from rdzv_etcd.embedded.program import without_secrets
 from rdzv_etcd.embedded.start import ensure_etcd
 from rdzv_etcd.errors import RdzvEtcdError
 from rdzv_etcd.settings import Settings, settings_from_config
@@ -228,7 +229,8 @@ class Play:
         return news
 
     async def _start(self, name: str) -> None:
-        kept = {key: value for key, value in os.environ.items() if not key.startswith("PET_")}
+        given = without_secrets(os.environ)  # they are for another etcd
+        kept = {key: value for key, value in given.items() if not key.startswith("PET_")}
         command = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2:3"]
         command += ["--nproc-per-node=1", "--max-restarts=10", "--rdzv-backend=etcd3"]
         command += [f"--rdzv-endpoint={self._endpoint}", f"--rdzv-id={_JOB}"]

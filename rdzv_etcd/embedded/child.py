@@ -79,13 +79,6 @@ class EtcdProcess:
         # Not a file in the folder: on a full disk nothing could be written to it.
         self._log = os.memfd_create("etcd.log")
         fcntl.fcntl(self._log, fcntl.F_SETFL, os.O_APPEND)
-        if plan.certificates is not None:
-            for name, text in (
-                (_AUTHORITY, plan.certificates.authority),
-                (_OWN, plan.certificates.own),
-            ):
-                (self._folder / name).touch(0o600)
-                (self._folder / name).write_text(text)
         self._cluster_token = uuid.uuid4().hex
         self._program: Program | None = None
         self._prctl = ctypes.CDLL(None).prctl
@@ -119,6 +112,7 @@ class EtcdProcess:
         for name in (_CLIENT_SOCKET, _PEER_SOCKET):  # 3.4 does not take the place of an old one
             (self._folder / name).unlink(missing_ok=True)
         try:
+            self._write_certificates()
             self._program = Program(
                 [*self._command(), *cluster],
                 self._log,
@@ -128,6 +122,13 @@ class EtcdProcess:
             )
         except OSError as error:
             raise StartError(f"{self._plan.binary} cannot be run: {error}") from error
+
+    def _write_certificates(self) -> None:
+        if (made := self._plan.certificates) is not None:
+            for name, text in ((_AUTHORITY, made.authority), (_OWN, made.own)):
+                file = self._folder / name
+                file.touch(0o600)
+                file.write_text(text)
 
     @property
     def running(self) -> bool:
@@ -178,7 +179,7 @@ class EtcdProcess:
         command += ["--advertise-client-urls", plan.advertise]
         command += ["--auto-compaction-mode", "periodic", "--auto-compaction-retention", "1h"]
         command += ["--snapshot-count", "10000"]  # the default of 100,000 before 3.6 costs memory
-        if plan.certificates is not None:  # of these files it reads the newest
+        if plan.certificates is not None:
             for peer in ("", "peer-"):
                 command += [f"--{peer}trusted-ca-file", _AUTHORITY, f"--{peer}client-cert-auth"]
                 command += [f"--{peer}cert-file", _OWN, f"--{peer}key-file", _OWN]

@@ -120,8 +120,8 @@ def cluster_endpoints(connection: Connection) -> tuple[Endpoint, ...]:
 
 
 def cluster_state(connection: Connection, *, waits: bool = False) -> ClusterState:
-    """Ask all seats; blocks for about a second for each that is silent. ``waits``: a node is about
-    to use the cluster.
+    """Ask all seats; blocks for about two seconds for each that is silent. ``waits``: a node is
+    about to use the cluster.
 
     Raises :class:`EmbeddedEtcdError` if one of them has another list of hosts or another secret,
     :class:`SettingsError` as :func:`cluster_endpoints`.

@@ -1,6 +1,6 @@
 """What answers at an address, whose it is, and which addresses are this machine's.
 
-Knows Linux's lists of sockets and etcd's pages over plain HTTP. Whoever may write a job's keys
+Knows Linux's lists of sockets and etcd's pages over HTTP. Whoever may write a job's keys
 decides where its workers connect: another user's etcd is not for us.
 """
 

@@ -64,18 +64,11 @@ class Program:
         except ChildProcessError:  # this process lets the system reap
             return False
 
-    def end(self, patience_s: float = 0.0) -> None:
-        """End it and all that is left of its group; with patience, by SIGTERM first."""
-        if patience_s and self.running:
-            self._signal(signal.SIGTERM)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(patience_s)
-        self._signal(signal.SIGKILL)
-        self.process.wait()
-
-    def _signal(self, number: signal.Signals) -> None:
+    def end(self) -> None:
+        """End it and all that is left of its group."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, number)
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
 
 
 def answer(command: Sequence[str | os.PathLike[str]], limit_s: float) -> tuple[int, str]:

@@ -62,9 +62,9 @@ def check_embeddable(connection: Connection) -> None:
     """Raise :class:`SettingsError` if the connection is to an etcd of one's own."""
     if connection.credentials is not None:
         raise SettingsError(
-            "an embedded etcd has no users and passwords, which are for an etcd of your own: leave "
-            f"out RDZV_ETCD_USER, RDZV_ETCD_PASSWORD, user_file and password_file. To keep others "
-            f"out of it, {GIVE_ALL}"
+            "an embedded etcd has no users and passwords: leave out RDZV_ETCD_USER, "
+            "RDZV_ETCD_PASSWORD, user_file and password_file, or for an etcd of your own embed=1; "
+            f"to keep others out of an embedded one, {GIVE_ALL}"
         )
     if connection.tls is not None and connection.secret is None:
         raise SettingsError(
