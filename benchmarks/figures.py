@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import latency, recovery, results, scale
-from benchmarks.jobs import IN_PROCESS
+from benchmarks.jobs import EMBEDDED, IN_PROCESS
 
 BACKENDS = ("etcd3", "c10d", "etcd-v2")
 JOINING = 64
@@ -18,8 +18,8 @@ MANY = 10_000
 DEATHS = {
     "member": "training again after a node is killed",
     "silent": "… after a node's host goes silent",
-    "store-host": "… after the agent that serves the store, or that started the embedded etcd "
-    "(which keeps running), is killed",
+    "store-host": "… after the host of the store, or of one of three embedded etcds, is lost",
+    "store-silent": "… after such a host goes silent",
     "sigterm": "… after a node gets `SIGTERM`",
 }
 """Cases of ``recovery``, and what the table calls them."""
@@ -34,6 +34,11 @@ def figures(folder: Path) -> list[list[str]]:
     def joining(backend: str) -> str:
         return results.seconds(joined.get((backend, JOINING), {}).get("median"))
 
+    def after(case: str, backend: str) -> str:
+        is_ours_to_host = case in recovery.WITH_ITS_STORE and backend == BACKENDS[0]
+        key = (case, EMBEDDED if is_ours_to_host else backend)
+        return _recovered(recovered.get(key), settings)
+
     def in_process(backend: str) -> str:
         row = recovered.get(("member", IN_PROCESS)) if backend == BACKENDS[0] else None
         return _recovered(row, settings)
@@ -45,10 +50,7 @@ def figures(folder: Path) -> list[list[str]]:
     return [
         ["", *(f"`{backend}`" for backend in BACKENDS)],
         [f"{JOINING} nodes have their ranks", *map(joining, BACKENDS)],
-        *(
-            [what, *(_recovered(recovered.get((case, backend)), settings) for backend in BACKENDS)]
-            for case, what in DEATHS.items()
-        ),
+        *([what, *(after(case, backend) for backend in BACKENDS)] for case, what in DEATHS.items()),
         ["… after a kill, with in-process recovery", *map(in_process, BACKENDS)],
         [f"{MANY:,} simulated nodes have their ranks", *map(many, BACKENDS)],
     ]

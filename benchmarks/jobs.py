@@ -37,6 +37,8 @@ in it. New workers may then wait for ever. This is torch's switch against it.
 IN_PROCESS = "etcd3 in process"
 """Not torchrun's: each node is one process of :mod:`benchmarks.workers.in_process`, which goes on
 itself."""
+EMBEDDED = "etcd3 embedded"
+"""torchrun's etcd3, on a cluster of etcd that the job's own hosts run."""
 _OWN_STORE_ENV = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
 
@@ -88,7 +90,7 @@ class JobOptions:
     @property
     def torch_backend(self) -> str:
         """The backend's name for torchrun."""
-        return self.backend.removesuffix(OWN_STORE)
+        return "etcd3" if self.backend == EMBEDDED else self.backend.removesuffix(OWN_STORE)
 
     @property
     def is_c10d(self) -> bool:
@@ -256,15 +258,6 @@ class TracedJob:
 
         self._await(lambda: bool(moments()), f"{event} of agent {agent.name}", limit_s)
         return moments()[0]
-
-    def agent_of_process(self, program: str) -> TracedAgent | None:
-        """Return the agent that started a process of that name; it may have left its family."""
-        for process in self._all_processes():
-            with suppress(psutil.NoSuchProcess):
-                if process.name() == program:
-                    name = process.environ().get(_NAME)
-                    return next(agent for agent in self.agents if agent.name == name)
-        return None
 
     def fail_if_one_ended(self) -> None:
         """Raise :class:`JobError` if an agent has ended that nobody has ended."""

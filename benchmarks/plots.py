@@ -34,7 +34,7 @@ from benchmarks.drawing import (
 from benchmarks.timeline import FORMING, UNSPLIT, WAIT, middle_run, timeline
 
 Document = Mapping[str, Any]
-OURS, IN_PROCESS, BARE = "etcd3", "etcd3 in process", "bare"
+OURS, IN_PROCESS, EMBEDDED, BARE = "etcd3", "etcd3 in process", "etcd3 embedded", "bare"
 """Names in result files."""
 TITLES = {
     "latency": "Time to form a world, by number of nodes",
@@ -261,7 +261,8 @@ _CASES = {
     "member": "a node is killed",
     "rank0": "rank 0's node is killed",
     "leader": "the leader's node is killed",
-    "store-host": "the agent that serves the store, or that started the embedded etcd, is killed",
+    "store-host": "the host of the store, or of one of three embedded etcds, is lost",
+    "store-silent": "such a host falls silent",
     "silent": "a node falls silent",
     "sigterm": "a node gets SIGTERM",
     "node-added": "a node is added",
@@ -301,7 +302,7 @@ def draw_recovery(document: Document) -> Figure:
             document["results"], "case", "backend"
         ).items()
     }
-    ours = [key for key in bars if key[1] in (OURS, IN_PROCESS)]
+    ours = [key for key in bars if key[1] in (OURS, IN_PROCESS, EMBEDDED)]
     with_others = {case for case, backend in bars if (case, backend) not in ours}
     panels = [
         _Panel(

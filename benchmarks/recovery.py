@@ -2,7 +2,8 @@
 
 Three torchrun agents, one gloo worker each that steps all the time, minimum two nodes; all settings
 are the backends' defaults, except what ``--lease-ttl`` says. ``etcd3 in process`` is the same
-without torchrun: three processes that step, and go on themselves.
+without torchrun: three processes that step, and go on themselves. ``etcd3 embedded`` has no etcd
+beside it: each agent's host runs a member of a cluster of three.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from benchmarks import options, results
 from benchmarks.environment import describe
 from benchmarks.etcd_server import BenchmarkEtcd, choose_binary, no_v2, running_etcd, speaks_v2
 from benchmarks.jobs import (
+    EMBEDDED,
     HERE,
     IN_PROCESS,
     OWN_STORE,
@@ -39,9 +41,10 @@ from rdzv_etcd import JobEvents
 from tests.support import netns
 from tests.support.bridge import FaultBridge
 from tests.support.processes import free_port
+from tests.support.servers import EtcdBinary
 
 NAME = "recovery"
-_OURS = ("etcd3", IN_PROCESS)
+_OURS = ("etcd3", IN_PROCESS, EMBEDDED)
 _TORCHRUN_S = ("etcd3", "c10d", f"c10d{OWN_STORE}", "etcd-v2", f"etcd-v2{OWN_STORE}", "etcd")
 BACKENDS = (*_OURS, *_TORCHRUN_S[1:])
 V2_BACKENDS = ("etcd-v2", f"etcd-v2{OWN_STORE}", "etcd")
@@ -50,19 +53,26 @@ CASES = {
     "rank0": "SIGKILL of rank 0",
     "silent": "power or network lost by a member's host",
     "leader": "SIGKILL of the leader",
-    "store-host": "SIGKILL of the agent that serves c10d's store, or that started the embedded "
-    "etcd (which keeps running)",
+    "store-host": "SIGKILL of all on the host that serves c10d's store, or on one that runs one of "
+    "three embedded etcds",
+    "store-silent": "power or network lost by such a host",
     "sigterm": "SIGTERM of a member",
     "node-added": "a node added",
     "worker-crash": "SIGKILL of a worker",
 }
 START_LIMIT_S = 180.0
+_STORED_ON_A_HOST = (EMBEDDED, "c10d", f"c10d{OWN_STORE}")
 _ONLY = {
-    "leader": _OURS,
-    "store-host": (*_OURS, "c10d", f"c10d{OWN_STORE}"),
+    "leader": ("etcd3", IN_PROCESS),
+    "store-host": _STORED_ON_A_HOST,
+    "store-silent": _STORED_ON_A_HOST,
     "worker-crash": _TORCHRUN_S,  # without an agent it is that of a member
 }
 """Cases that exist for some backends only."""
+WITH_ITS_STORE = ("store-host", "store-silent")
+_SILENT = ("silent", "store-silent")
+_ON_HOSTS = (*_SILENT, "store-host")
+"""Cases in which each agent has a host of its own."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -89,7 +99,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         for _ in range(args.repeat)
         for case in args.cases
         for backend in args.backends
-        if backend in _ONLY.get(case, BACKENDS)
+        if backend in _ONLY.get(case, [each for each in BACKENDS if each != EMBEDDED])
     ]
     with (
         running_etcd(binary, args.data, fsync=args.fsync, v2=v2) as server,
@@ -100,40 +110,43 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
             if backend in V2_BACKENDS and not v2:
                 sample["failed"] = no_v2(binary)
             else:
-                sample.update(_measure(case, backend, server, args))
+                sample.update(_measure(case, backend, server, binary, args))
             record.add(f"{case}, {backend}", sample)
     return record.document
 
 
 def _measure(
-    case: str, backend: str, server: BenchmarkEtcd, args: argparse.Namespace
+    case: str,
+    backend: str,
+    server: BenchmarkEtcd,
+    binary: EtcdBinary,
+    args: argparse.Namespace,
 ) -> dict[str, Any]:
-    embeds = case == "store-host" and backend in _OURS
     conf = {"lease_ttl": str(args.lease_ttl)} if backend in _OURS else {}
     if backend in _OURS:
         conf.update(part.split("=", 1) for part in filter(None, args.conf.split(",")))
-    if embeds:
-        conf.update(embed="1", embed_grace="5")
     nnodes = f"{args.agents - 1}:{args.agents}"
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rdzv-bench-job-")))
-        if case == "silent":
+        if case in _ON_HOSTS:
             if why_not := netns.why_not():
                 return {"failed": why_not}
             places, hosts, way = stack.enter_context(_hosts(args.agents, server, folder))
         else:
             places, hosts, way = [HERE] * args.agents, [], server.target
-        hosted = backend.startswith("c10d") or embeds
-        endpoint = f"{places[-1].address}:{free_port()}" if hosted else way
-        job = stack.enter_context(
-            TracedJob(JobOptions(backend, endpoint, nnodes, conf=conf), folder)
-        )
+        port = free_port()
+        if backend.startswith("c10d"):
+            way = f"{places[-1].address}:{port}"
+        elif backend == EMBEDDED:
+            way = ",".join(f"{place.address}:{port}" for place in places)
+            conf.update(embed="1", embed_grace="5")
+        job = stack.enter_context(TracedJob(JobOptions(backend, way, nnodes, conf=conf), folder))
         try:
-            agents, host = _start(job, case, places)
+            agents, host = _start(job, case, places, binary)
             job.await_steps(agents, after_s=0.0, limit_s=START_LIMIT_S, steps=20)
         except JobError as error:
             return {"failed": f"start: {results.failure(error)}"}
-        if case == "silent":
+        if case in _SILENT:
             time.sleep(args.lease_ttl)  # see _hosts
         cables = dict(zip(agents, hosts, strict=False))
         with _watched(job) if backend in _OURS else contextlib.nullcontext() as events:
@@ -184,7 +197,7 @@ def _loss_known(events: JobEvents, event_s: float) -> dict[str, float]:
 
 
 def _start(
-    job: TracedJob, case: str, places: Sequence[Place]
+    job: TracedJob, case: str, places: Sequence[Place], binary: EtcdBinary
 ) -> tuple[list[TracedAgent], TracedAgent | None]:
     """Start the agents; return them and the one that hosts c10d's store.
 
@@ -198,6 +211,8 @@ def _start(
     for name, place in zip(names, places, strict=False):
         conf = {"is_host": str(name == names[-1]).lower()} if is_c10d else {}
         env = {} if place is HERE else {"GLOO_SOCKET_IFNAME": netns.DEVICE}
+        if job.options.backend == EMBEDDED:
+            env.update(RDZV_ETCD_BINARY=str(binary.path), TMPDIR=str(job.folder))
         agents.append(job.start(name, conf=conf, place=place, env=env))
     return agents, agents[-1] if is_c10d else None
 
@@ -217,14 +232,12 @@ def _hurt(
         event_s = job.await_note(added, "rendezvous_begin", START_LIMIT_S)
         return event_s, [*agents, added], {}
     leader = _leader(job, agents, server)
-    if "embed" in job.options.conf:
-        host = job.agent_of_process("etcd")
     rank0 = next(agent for agent in agents if agent.rank() == 0)
     plain = [agent for agent in agents if agent not in (host, leader, rank0)]
     victims: dict[str, Callable[[], TracedAgent | None]] = {
         "rank0": lambda: rank0,
         "leader": lambda: leader,
-        "store-host": lambda: host,
+        **{each: lambda: host or plain[0] for each in WITH_ITS_STORE},
     }
     victim = victims.get(case, lambda: plain[0])()
     if victim is None:
@@ -232,17 +245,30 @@ def _hurt(
     was = {
         "rank": victim.rank(),
         "leads": victim is leader,
-        "hosts": victim is host,
+        "hosts": case in WITH_ITS_STORE or victim is host,
     }
     actions = {"sigterm": victim.terminate, "worker-crash": victim.kill_worker}
-    if case == "silent":
+    if case in _SILENT:
         victim.expected_to_end = True  # it reaches nobody
         event_s = time.monotonic()
         cables[victim].cut()
+    elif case == "store-host":
+        victim.expected_to_end = True
+        event_s = _kill_all(cables[victim])
     else:
         event_s = actions.get(case, victim.kill)()
     running = agents if case == "worker-crash" else [a for a in agents if a is not victim]
     return event_s, running, was
+
+
+def _kill_all(host: netns.Host) -> float:
+    """End all that runs on a host, at once; return the moment."""
+    for process in (there := host.processes()):
+        process.suspend()  # so that none acts on the end of another
+    moment_s = time.monotonic()
+    for process in there:
+        process.kill()
+    return moment_s
 
 
 def _leader(job: TracedJob, agents: list[TracedAgent], server: BenchmarkEtcd) -> TracedAgent | None:

@@ -17,7 +17,7 @@ pytest.importorskip("rich", reason="the extra `bench` is not installed")
 pytest.importorskip("matplotlib", reason="the extra `bench` is not installed")
 
 from benchmarks.__main__ import COMMANDS, main
-from benchmarks.jobs import IN_PROCESS, PHASES
+from benchmarks.jobs import EMBEDDED, IN_PROCESS, PHASES
 from benchmarks.report import BEGIN, END
 from benchmarks.scale import FIRST, IDLE, LEADER, ONE, TENTH, WrongWorldError, check_world, fit
 from benchmarks.scale import PHASES as PHASES_OF_SCALE
@@ -148,8 +148,9 @@ def test_recovery(tmp_path: Path, backend: str) -> None:
 
 @pytest.mark.release
 @pytest.mark.skipif(bool(netns.why_not()), reason=netns.why_not())
-def test_recovery_from_a_silent_host(tmp_path: Path) -> None:
-    arguments = ["recovery", f"--backends={IN_PROCESS}", "--cases=silent", "--repeat=1"]
+@pytest.mark.parametrize(("backend", "case"), [(IN_PROCESS, "silent"), (EMBEDDED, "store-host")])
+def test_recovery_from_the_loss_of_a_host(tmp_path: Path, backend: str, case: str) -> None:
+    arguments = ["recovery", f"--backends={backend}", f"--cases={case}", "--repeat=1"]
     document = run(tmp_path, *arguments, "--lease-ttl=3")
     assert failures(document) == []
     (sample,) = document["results"]
