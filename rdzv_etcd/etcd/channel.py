@@ -75,6 +75,10 @@ class ClosedError(Exception):
     """The channel was closed under a call. Never leaves this package."""
 
 
+class LeaderChangedError(Exception):
+    """etcd has another leader than when the call was made. Never leaves this package."""
+
+
 _UNDECIDED = (grpc.ChannelConnectivity.IDLE, grpc.ChannelConnectivity.CONNECTING)
 
 
@@ -163,6 +167,8 @@ class Server:
         self._channel: grpc.aio.Channel | None = None
         self._calls: dict[str, Any] = {}
         self._in_flight: dict[Any, grpc.aio.Channel] = {}
+        self._repeatable: set[Any] = set()
+        """The calls in flight that may be made again."""
         self._streams: WeakSet[Stream] = WeakSet()
         self._retired: list[grpc.aio.Channel] = []
         self.connection = 0
@@ -187,7 +193,13 @@ class Server:
         return True
 
     async def unary(
-        self, method: str, request: Any, *, timeout_s: float, metadata: Metadata
+        self,
+        method: str,
+        request: Any,
+        *,
+        timeout_s: float,
+        metadata: Metadata,
+        is_repeatable: bool = False,
     ) -> Any:
         """Send one request, and return the one reply to it."""
         channel = self._open()
@@ -195,15 +207,29 @@ class Server:
         sent = _until(over, request) if is_stream else request
         call = self._calls[method](sent, timeout=timeout_s, metadata=metadata)
         self._in_flight[call] = channel
+        if is_repeatable:
+            self._repeatable.add(call)
         try:
             return await (_only_reply(call, over) if is_stream else call)
         except asyncio.CancelledError:
-            if self._closed and not _being_cancelled():
+            if _being_cancelled():
+                raise
+            if self._closed:
                 raise ClosedError("the client was closed") from None
+            if is_repeatable and call not in self._repeatable:
+                raise LeaderChangedError(
+                    "etcd has another leader than when this was sent"
+                ) from None
             raise
         finally:
             del self._in_flight[call]
+            self._repeatable.discard(call)
             await self._close_retired()
+
+    def end_repeatable(self) -> None:
+        """End the calls in flight that may be made again, with :class:`LeaderChangedError`."""
+        while self._repeatable:
+            self._repeatable.pop().cancel()
 
     def stream(self, method: str, request: Any, *, metadata: Metadata) -> Stream:
         channel = self._open()

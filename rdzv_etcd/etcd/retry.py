@@ -16,7 +16,7 @@ import tenacity
 from rdzv_etcd.clock import Clock
 from rdzv_etcd.errors import EtcdAuthError, EtcdError, EtcdUnavailableError, OutcomeUnknownError
 from rdzv_etcd.etcd.auth import REQUIRE_LEADER, Authenticator
-from rdzv_etcd.etcd.channel import ClosedError, Metadata, Server, Stream
+from rdzv_etcd.etcd.channel import ClosedError, LeaderChangedError, Metadata, Server, Stream
 from rdzv_etcd.etcd.errors import (
     AttemptError,
     Fault,
@@ -59,7 +59,7 @@ class CallKind:
     shared_limit_s: float
     """The same if there are other endpoints to turn to. What was under way when etcd's leader died
     is lost, but etcd answers only after its 7 s; the next leader is there within 1 to 2 s, and
-    would have answered a request that is sent again."""
+    would have answered a request that is sent again, at the latest then (`Failover.note_term`)."""
     is_small: bool = False
     """Whether request and reply are so small that a connection which does not carry them in time is
     given up, even if there is no other endpoint."""
@@ -212,6 +212,8 @@ class Failover:
         self._failback_after_s = failback_after_s
         self._failback: asyncio.Task[None] | None = None
         """Runs while another endpoint than the preferred one is used."""
+        self._term = 0
+        """The newest of etcd's terms that an answer has shown: a leader has one of its own."""
         self._renewing: set[asyncio.Future[None]] = set()
         """Connections that are being given up."""
         self.clock = clock
@@ -286,10 +288,24 @@ class Failover:
         if fault.verdict is Verdict.STALE_TOKEN:
             if metadata is not None:
                 self.auth.refuse(metadata)
-        elif fault.verdict is not Verdict.FINAL and connection in (None, server.connection):
+        elif (
+            fault.verdict is not Verdict.FINAL
+            and connection in (None, server.connection)
+            and not isinstance(error, LeaderChangedError)  # which says nothing against the server
+        ):
             gives_up = self.has_alternatives or is_small
             self.leave(server, is_silent=fault.is_timeout and gives_up)
         return AttemptError(fault, server.name)
+
+    def note_term(self, term: int) -> None:
+        """Take note of the term in an answer. If etcd has another leader, make the calls under way
+        again: what the one before has not done is lost, and etcd would say so only after 7 s."""
+        if term <= self._term:
+            return
+        is_news, self._term = bool(self._term), term
+        if is_news:
+            for server in self._servers:
+                server.end_repeatable()
 
     def leave(self, server: Server, *, is_silent: bool = False) -> None:
         """Turn to the next endpoint, unless that has happened already.
@@ -389,10 +405,16 @@ class Failover:
                     server, min(limit_s, call.deadline.remaining_s())
                 )
                 connection = server.connection
-                return await server.unary(
-                    call.method, call.request, timeout_s=call.limit_s(limit_s), metadata=metadata
+                reply = await server.unary(
+                    call.method,
+                    call.request,
+                    timeout_s=call.limit_s(limit_s),
+                    metadata=metadata,
+                    is_repeatable=kind.is_repeatable,
                 )
-            except (AttemptError, ClosedError, grpc.RpcError) as error:
+                self.note_term(reply.header.raft_term)
+                return reply
+            except (AttemptError, ClosedError, LeaderChangedError, grpc.RpcError) as error:
                 small = call.kind.is_small
                 raise self.failed(
                     server, error, metadata, is_small=small, connection=connection

@@ -230,6 +230,7 @@ class EtcdWatch:
             self._changed.set()
 
     def _receive(self, response: Any) -> None:
+        self._failover.note_term(response.header.raft_term)
         # Older events than requested can come first (etcd issue 15220); all events of one revision
         # are in one response, because fragmentation was not requested.
         events = tuple(

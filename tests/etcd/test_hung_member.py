@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from rdzv_etcd.etcd import retry
+from rdzv_etcd.etcd.channel import LeaderChangedError, Server
 from rdzv_etcd.etcd.port import Get
+from rdzv_etcd.etcd.retry import Failover
 from tests.etcd.test_watch import names
 from tests.etcd.tools import END, PREFIX, client_of, in_background, put
 from tests.library.nodes import wait_until
@@ -49,3 +55,34 @@ async def test_a_client_leaves_a_member_whose_disk_hangs_as_a_whole(
                     "it has left that member", lambda: not connected_to(os.getpid(), [home])
                 )
             )
+
+
+@pytest.mark.every_etcd
+async def test_what_a_lost_leader_of_etcd_was_asked_the_next_one_is_asked(
+    members: list[EtcdServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As soon as an answer shows that there is another one: etcd itself says it after 7 s."""
+    home, other, etcd_leader = members
+    failures: list[type[BaseException]] = []
+    failed = Failover.failed
+
+    def noted(self: Failover, server: Server, error: BaseException, *rest: Any, **more: Any) -> Any:
+        failures.append(type(error))
+        return failed(self, server, error, *rest, **more)
+
+    patient = replace(retry.REPEATABLE_WRITE, shared_limit_s=60.0)
+    monkeypatch.setattr(retry, "REPEATABLE_WRITE", patient)
+    async with client_of(home, other) as client, client_of(other) as another:
+        watch = client.watch(PREFIX, END, start_revision=0)
+        await watch.ready()
+        await client.txn(put(b"before"))
+        monkeypatch.setattr(Failover, "failed", noted)
+        etcd_leader.pause()
+        try:
+            writing = asyncio.ensure_future(client.txn(put(b"lost"), repeatable=True))
+            await another.get(Get(PREFIX, END))  # the next leader answers
+            await another.txn(put(b"after"), repeatable=True)
+            assert (await writing).succeeded
+        finally:
+            etcd_leader.resume()
+    assert LeaderChangedError in failures
