@@ -186,16 +186,22 @@ def test_a_process_group_that_one_member_could_not_make_before_does_no_harm(stag
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("late", "line"),
-    [
-        (0, "waiting for rank 0 to make the process group"),
-        (1, "waiting for all members to make the process group: 1 of 2 are here"),
-    ],
-)
-def test_a_wait_for_a_late_member_is_logged(stage: Stage, late: int, line: str) -> None:
-    said = stage.outcome(*[(scenes.late_member, late, 12.0)] * 2)
-    assert any(line in "".join(lines) for lines in said)
+def test_a_wait_for_a_late_member_is_logged(
+    etcd_server: EtcdServer, job_id: str, tmp_path: Path
+) -> None:
+    def said(late: int) -> list[str]:
+        folder = tmp_path / str(late)
+        folder.mkdir()
+        stage = Stage(etcd_server.endpoint, f"{job_id}-{late}", folder)
+        return ["".join(lines) for lines in stage.outcome(*[(scenes.late_member, late, 12.0)] * 2)]
+
+    awaited = (
+        "waiting for rank 0 to make the process group",
+        "waiting for all members to make the process group: 1 of 2 are here",
+    )
+    with ThreadPoolExecutor(2) as pool:
+        for line, texts in zip(awaited, pool.map(said, range(2)), strict=True):
+            assert any(line in text for text in texts), texts
 
 
 @pytest.mark.slow

@@ -104,7 +104,8 @@ def test_a_newcomer_that_cannot_start_its_workers_does_not_end_the_job(
     train: Callable[..., Training],
 ) -> None:
     """The others were asked to take it in, and form a world without it when it has gone."""
-    job = train("1:3", max_restarts=0)
+    soon = QUICK.replace("last_call_timeout=5", "last_call_timeout=1")
+    job = train("1:3", max_restarts=0, conf=soon)
     (healthy,) = job.start("healthy")
     job.wait_for_world()
     began_at = time.time()

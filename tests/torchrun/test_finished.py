@@ -54,7 +54,7 @@ def test_a_worker_that_fails_restarts_without_the_nodes_that_have_finished(
 ) -> None:
     """As soon as all others are back; ``status`` shows what those wait for, and they end with the
     job."""
-    job = train("1:3", conf=CONF)
+    job = train("1:2", conf=CONF)
     a, b = start(job, "a", "b")
     job.wait_for_world()
     finish_early(job, etcd, a)
@@ -76,7 +76,7 @@ def test_an_agent_that_has_finished_ends_when_the_job_fails(
     etcd: EtcdServer, train: Callable[..., Training]
 ) -> None:
     """Its own work is done: it ends well, and does not wait for torch's 300 s to pass."""
-    job = train("1:3", conf=CONF, max_restarts=0)
+    job = train("1:2", conf=CONF, max_restarts=0)
     a, b = start(job, "a", "b")
     job.wait_for_world()
     finish_early(job, etcd, a)
