@@ -37,12 +37,12 @@ def test_a_user_known_by_its_certificate_with_a_role_limited_to_the_prefix(
 
 
 @pytest.mark.every_etcd
-@pytest.mark.parametrize("part", ["nodes/", pytest.param("", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("part", ["nodes/", pytest.param("", marks=pytest.mark.release)])
 def test_a_role_that_is_edited_for_longer_than_a_lease_lasts_restarts_nothing(
     etcd: EtcdServer, job: Job, tmp_path: Path, part: str
 ) -> None:
     """It lacks the presences, or everything. Whether the leases live on meanwhile depends on etcd's
-    version."""
+    version. In virtual time, with more that it may lack: tests/node/test_refusals.py."""
     user, password = tmp_path / "user", tmp_path / "password"
     user.write_text(USER)
     password.write_text(USER_PASSWORD)
