@@ -21,7 +21,7 @@ from pathlib import Path
 from rdzv_etcd.embedded.request import ask
 from rdzv_etcd.errors import EmbeddedEtcdError
 from rdzv_etcd.settings import Connection, Endpoint
-from rdzv_etcd.settings.hosts import is_loopback, is_loopback_address, is_ours
+from rdzv_etcd.settings.hosts import is_loopback, is_ours
 from rdzv_etcd.trust import (
     NO_TLS,
     ONLY_TLS,
@@ -206,7 +206,7 @@ def reachable(host: str, own: tuple[str, ...]) -> tuple[str, ...]:
     """Return where ``host`` is reached that has its ``own`` addresses here.
 
     That is all interfaces where others may resolve the name to an address that it does not have
-    here (Debian maps a host's own name to 127.0.1.1), or etcd takes no such address.
+    here (Debian maps a host's own name to 127.0.1.1), or etcd takes no such address (link-local).
     """
     if not any(map(_is_only_ours, own)) or is_loopback(host):
         return own
@@ -214,7 +214,8 @@ def reachable(host: str, own: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _is_only_ours(address: str) -> bool:
-    return is_loopback_address(address) or "%" in address
+    parsed = _plain(address)
+    return parsed.is_loopback or (parsed.version == 6 and parsed.is_link_local)
 
 
 def listen_urls(addresses: Iterable[str], port: int, scheme: str) -> tuple[str, ...]:
