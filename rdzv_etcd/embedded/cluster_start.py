@@ -5,6 +5,7 @@ The agents' and commands' side of :mod:`rdzv_etcd.embedded.cluster`. Blocks.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import socket
@@ -132,14 +133,31 @@ def cluster_state(connection: Connection, *, waits: bool = False) -> ClusterStat
     for seat, endpoint in enumerate(endpoints):
         answer = _ask_seat(endpoint, hosts, connection.secret, waits=waits)
         if answer is not None:
-            if answer.hosts != hosts:
-                raise EmbeddedEtcdError(
-                    f"{endpoint.target} belongs to an embedded cluster of other hosts: here "
-                    f"{','.join(hosts)}, there {shown(','.join(answer.hosts), _MOST_SHOWN)}; give "
-                    "every node the same --rdzv-endpoint, or another port for another cluster"
-                )
+            _check_hosts(endpoint, hosts, answer.hosts)
             answers[seat] = answer
     return ClusterState(hosts, answers)
+
+
+def check_alone(endpoint: Endpoint, secret: str | None) -> None:
+    """Raise :class:`EmbeddedEtcdError` if the etcd that answers there is one of a cluster's.
+
+    A node that knows this one only would be lost with it. Blocks for a second if nothing answers on
+    the supervisors' port, which is what is expected.
+    """
+    answer = None
+    with contextlib.suppress(EmbeddedEtcdError):  # it speaks TLS, say, and is no supervisor
+        answer = _ask_seat(endpoint, (endpoint.target,), secret, waits=False)
+    if answer is not None:
+        _check_hosts(endpoint, (endpoint.target,), answer.hosts)
+
+
+def _check_hosts(endpoint: Endpoint, here: Sequence[str], there: Sequence[str]) -> None:
+    if here != there:
+        raise EmbeddedEtcdError(
+            f"{endpoint.target} belongs to an embedded cluster of other hosts: here "
+            f"{','.join(here)}, there {shown(','.join(there), _MOST_SHOWN)}; give every node the "
+            "same --rdzv-endpoint, or another port for another cluster"
+        )
 
 
 def describe_cluster(connection: Connection) -> str:

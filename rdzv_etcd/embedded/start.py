@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from functools import partial
 
 from rdzv_etcd.embedded.binary import find_binary
-from rdzv_etcd.embedded.cluster_start import ensure_cluster
+from rdzv_etcd.embedded.cluster_start import check_alone, ensure_cluster
 from rdzv_etcd.embedded.launch import StartedEtcd, Wait, launch, warn_of_strangers
 from rdzv_etcd.embedded.port import (
     Found,
@@ -46,9 +46,9 @@ def ensure_etcd(settings: Settings, environ: Mapping[str, str] | None = None) ->
     Returns what was started, ``None`` if nothing had to be. Without ``embed`` it returns at once.
 
     Raises :class:`EmbeddedEtcdError` if etcd is not installed, does not start, belongs to another
-    user of this machine, has another secret or none, the port is taken by something else, or no
-    node started one in time; :class:`SettingsError` if the connection is of a kind that cannot be
-    embedded.
+    user of this machine or to a cluster, has another secret or none, the port is taken by something
+    else, or no node started one in time; :class:`SettingsError` if the connection is of a kind that
+    cannot be embedded.
     """
     if not settings.embed:
         return None
@@ -81,6 +81,7 @@ def _ensure_one(settings: Settings, environ: Mapping[str, str]) -> StartedEtcd |
         now_s = time.monotonic()
         if found.answer is PortAnswer.ETCD:
             check_owner(endpoint, own_addresses(endpoint.host))
+            check_alone(endpoint, settings.connection.secret)
             return None
         _refuse_strangers(where, found)
         if found.answer is not PortAnswer.SILENCE or is_locked(endpoint.port):

@@ -200,6 +200,17 @@ def test_another_list_of_hosts_is_refused_with_both(cluster: Cluster) -> None:
         ensure_etcd(other, cluster.environ)
 
 
+@pytest.mark.parametrize("cluster", [None, SECRET], indirect=True)
+def test_a_node_that_names_one_of_the_hosts_only_is_refused(cluster: Cluster) -> None:
+    cluster.start(0, 1)
+    cluster.wait_for({0, 1})
+    first = f"{cluster.addresses[0]}:{cluster.port}"
+    with pytest.raises(
+        EmbeddedEtcdError, match=rf"here {first}, there {first},{cluster.addresses[1]}"
+    ):
+        ensure_etcd(settings(first, secret=cluster.secret), cluster.environ)
+
+
 def test_a_host_that_gets_another_list_later_does_not_disturb_nodes_that_work(
     cluster: Cluster, caplog: pytest.LogCaptureFixture
 ) -> None:
