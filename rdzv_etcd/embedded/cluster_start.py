@@ -48,6 +48,8 @@ _ASK_LIMIT_S = 1.0
 _PAUSE_S = 0.1
 _RETRY_START_S = 5.0
 _RESTART_LIMIT_S = 30.0
+_NAMES_LIMIT_S = 300.0
+"""How long a node without a seat looks whether one of the names has come to be its machine's."""
 _MOST_SHOWN = 300
 
 
@@ -175,32 +177,47 @@ class SeatKeeper:
         self._settings, self._environ = settings, environ
         self._endpoints = cluster_endpoints(settings.connection)
         self._own = _own_seats(self._endpoints)
+        self._names_until_s = time.monotonic() + _NAMES_LIMIT_S
         self._members = set(range(len(self._endpoints)))
         self._trouble = ""
 
     def look(self) -> None:
         """Start a supervisor that has ended, and log what has changed. Blocks for seconds."""
         try:
+            self._find_own()
             for seat in self._own:
                 self._keep(seat)
             if self._own:
                 self._log_change(cluster_state(self._settings.connection))
             self._trouble = ""
-        except EmbeddedEtcdError as error:  # it is tried again
+        except (EmbeddedEtcdError, SettingsError) as error:  # it is tried again
             if self._trouble != str(error):
                 self._trouble = str(error)
                 log.warning("%s", error)
 
+    def _find_own(self) -> None:
+        """Start a seat whose name leads to this machine only now, as that of a new pod does."""
+        if self._own or time.monotonic() > self._names_until_s:
+            return
+        self._own = _own_seats(self._endpoints)
+        for seat in self._own:
+            self._start(seat)
+
     def _keep(self, seat: int) -> None:
         if is_locked(self._endpoints[seat].target):
             return
-        deadline_s = time.monotonic() + _RESTART_LIMIT_S
-        if start_seat(self._settings, self._environ, self._endpoints, seat, deadline_s):
+        if self._start(seat):
             log.warning(
                 "the supervisor of the embedded cluster's member on %s had ended: another one was "
                 "started",
                 self._endpoints[seat].target,
             )
+
+    def _start(self, seat: int) -> bool:
+        """Return whether a supervisor was started, and not by another process meanwhile."""
+        deadline_s = time.monotonic() + _RESTART_LIMIT_S
+        started = start_seat(self._settings, self._environ, self._endpoints, seat, deadline_s)
+        return started is not None
 
     def _log_change(self, state: ClusterState) -> None:
         if state.members == self._members:
@@ -245,6 +262,7 @@ def ensure_cluster(settings: Settings, environ: Mapping[str, str]) -> StartedEtc
         state = cluster_state(connection, waits=True)
         if time.monotonic() >= next_start_s:
             next_start_s = time.monotonic() + _RETRY_START_S
+            own = own or _own_seats(endpoints)  # names may come into DNS late
             for seat in own:
                 if not is_locked(endpoints[seat].target):
                     begun = start_seat(settings, environ, endpoints, seat, wait.deadline_s)

@@ -363,6 +363,48 @@ def test_lists_that_make_no_cluster_are_refused(endpoints: str, why: str) -> Non
 
 
 @pytest.mark.slow
+def test_a_host_whose_address_comes_after_its_node_is_a_member(
+    etcd_binary: EtcdBinary, scratch: Path, tmp_path: Path
+) -> None:
+    """As the name of a new pod leads to it only some time after it has begun."""
+    if why_not := netns.why_not():
+        pytest.skip(why_not)
+    with ExitStack() as stack:
+        network = netns.Network(tmp_path)
+        stack.callback(network.close)
+        hosts = [network.add_host() for _ in range(2)]
+        late, port = f"{network.prefix}.200", free_port()
+        endpoints = ",".join(f"{it}:{port}" for it in (*(it.address for it in hosts), late))
+        environ = environment(etcd_binary.path, scratch)
+        for number, host in enumerate(hosts):
+            log = tmp_path / f"agent{number}.log"
+            agent = Agent(endpoints, environ, log, within=host.enter(()), grace_s=60)
+            stack.callback(agent.close)
+            agent.go()
+            stack.callback(_kill_all, host)
+        made = settings(endpoints, embed_grace=60)
+        assert ensure_etcd(made, environ) is None
+        keeper = SeatKeeper(made, environ)
+        keeper.look()
+        network.add_address(late)
+        keeper.look()
+        name = f"{late}:{port}"
+        supervisors = [it for it in psutil.process_iter(["cmdline"]) if name in _last_word(it)]
+        for supervisor in supervisors:
+            stack.callback(kill, supervisor)
+        wait_until("it votes", lambda: cluster_state(made.connection).members == ALL)
+
+
+def _last_word(process: psutil.Process) -> list[str]:
+    return (process.info["cmdline"] or [""])[-1:]
+
+
+def _kill_all(host: netns.Host) -> None:
+    for process in host.processes():
+        process.kill()
+
+
+@pytest.mark.slow
 def test_each_host_is_cut_off_in_turn_while_nodes_work(
     etcd_binary: EtcdBinary, scratch: Path, tmp_path: Path
 ) -> None:

@@ -142,6 +142,10 @@ class Network:
         self._hosts.append(host)
         return host
 
+    def add_address(self, address: str) -> None:
+        """Give the test's own namespace one more address there."""
+        _ip("addr", "add", f"{address}/24", "dev", self.gateway_device)
+
     def close(self) -> None:
         for host in self._hosts:
             host.close()
