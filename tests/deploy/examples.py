@@ -27,8 +27,8 @@ TRAINING = [path for path in FILES if path.name not in ("etcd.yaml", "network-po
 
 MOUNTED = "/etc/rdzv-etcd"
 """Where the examples expect the Secret (or files): ca.crt, tls.crt, tls.key, user, password."""
-SLURM_JOB = {"SLURM_JOB_ID": "4711", "SLURM_JOB_NUM_NODES": "2", "SLURM_CPUS_PER_TASK": "16"}
-SLURM_HOSTS = "gpu[07-08]"
+SLURM_JOB = {"SLURM_JOB_ID": "4711", "SLURM_JOB_NUM_NODES": "4", "SLURM_CPUS_PER_TASK": "16"}
+SLURM_HOSTS = "gpu[07-10]"
 
 
 @dataclass(frozen=True)
@@ -182,7 +182,7 @@ _STAND_INS = {
     "srun": 'while [[ $1 == --* ]]; do shift; done; printf "%s\\0" "$@" >"$SUBMITTED"\n'
     'env --null | grep --null-data "^RDZV_ETCD_" >"$SUBMITTED.environment" || true',
     "runai": 'while [[ $1 != -- ]]; do shift; done; shift; printf "%s\\0" "$@" >"$SUBMITTED"',
-    "scontrol": f'[[ "$*" == "show hostnames {SLURM_HOSTS}" ]] && printf "gpu07\\ngpu08\\n"',
+    "scontrol": f'[[ "$*" == "show hostnames {SLURM_HOSTS}" ]] && printf "gpu%s\\n" 07 08 09 10',
 }
 
 

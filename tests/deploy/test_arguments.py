@@ -13,7 +13,7 @@ from tests.deploy.examples import MOUNTED, TRAINING, Launch, launch
 
 EMBEDDED = "slurm-embedded.sbatch"
 NODES = {"pytorchjob.yaml": (2, 4), "statefulset.yaml": (2, 8), "indexed-job.yaml": (2, 2)}
-NODES |= {"trainjob.yaml": (2, 2), "slurm.sbatch": (1, 2), EMBEDDED: (1, 2), "runai.sh": (2, 2)}
+NODES |= {"trainjob.yaml": (2, 2), "slurm.sbatch": (1, 4), EMBEDDED: (1, 4), "runai.sh": (2, 2)}
 RANK_KEYS = {"statefulset.yaml": "digits-1", "pytorchjob.yaml": None}
 
 _FILES = {"ca.crt": "PEM", "tls.crt": "PEM", "tls.key": "PEM"}
@@ -45,7 +45,8 @@ def test_an_example_says_what_it_means(
     assert settings.timing.last_call_timeout_s < settings.timing.join_timeout_s
     connection = settings.connection
     if settings.embed:
-        assert [endpoint.target for endpoint in connection.endpoints] == ["gpu07:24711"]
+        targets = [endpoint.target for endpoint in connection.endpoints]
+        assert targets == ["gpu07:25133", "gpu08:25133", "gpu09:25133"]
         assert connection.secret is not None
         assert len(connection.secret) == 64
         return
