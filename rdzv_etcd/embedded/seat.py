@@ -233,7 +233,9 @@ def next_step(
     ``own_id`` is empty before it is added.
 
     All other entries of this seat are of the dead. A voter among them may go only when the seat
-    has another voter that lives: see the module.
+    has another voter that lives: see the module. Another seat's learner stays, although etcd takes
+    one at a time and its host may be lost: it may be promoted, and its seat's old voter removed,
+    before a request to remove it arrives.
     """
     own = next((it for it in entries if it.id == own_id), None)
     dead = [it for it in entries if it.id != own_id and (it.url == url or is_retired(it.url, seat))]

@@ -80,6 +80,17 @@ def _removes_what_looks_old(
     return seat.next_step(mistaken, number, url, own_id)
 
 
+def _removes_a_learner_that_is_in_the_way(
+    entries: Sequence[Entry], number: int, url: str, own_id: str
+) -> tuple[Step, str] | None:
+    step = seat.next_step(entries, number, url, own_id)
+    if step is not None and step[0] is Step.ADD:
+        for entry in entries:
+            if entry.learner:
+                return Step.REMOVE, entry.id
+    return step
+
+
 def _founds_with_whom_it_hears(view: View) -> Decision:
     decision = seat.decide(view)
     if decision.do is Do.WAIT and view.own.member is None and view.own.life:
@@ -95,6 +106,10 @@ _MUTANTS: dict[str, tuple[int, Callable[[], Rules]]] = {
     "the old voter is removed first": (3, lambda: Rules(next_step=_removes_first)),
     "… or before the new one votes": (3, lambda: Rules(next_step=_removes_before_it_votes)),
     "… or another seat's, by its address": (3, lambda: Rules(next_step=_removes_what_looks_old)),
+    "another seat's learner is removed": (
+        5,
+        lambda: Rules(next_step=_removes_a_learner_that_is_in_the_way),
+    ),
     "a founding lists only who is there": (5, lambda: Rules(lists_absent=False)),
     "a founding alone, of those who are there": (
         3,
