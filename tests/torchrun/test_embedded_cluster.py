@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 
 from rdzv_etcd.embedded.cluster_start import cluster_state
@@ -20,7 +22,7 @@ from tests.support.gateway import Gateway, GatewayError
 from tests.support.netns import Network
 from tests.support.processes import free_port
 from tests.support.servers import EtcdBinary
-from tests.torchrun.agents import QUICK, Agent, Job, wait_until
+from tests.torchrun.agents import DIGITS, QUICK, Agent, Job, wait_until
 from tests.torchrun.training import Training
 
 pytestmark = [pytest.mark.torchrun, pytest.mark.slow]
@@ -52,23 +54,32 @@ class Site:
         stack.callback(self.training.close)
         self._agents: dict[int, Agent] = {}
 
-    def start(self, number: int, name: str) -> None:
+    def start(self, number: int, name: str, **changes: Any) -> Agent:
         enter = self.hosts[number].enter
-        (agent,) = self.training.start(name, enter=enter, **self._environment)
+        (agent,) = self.training.start(name, enter=enter, **self._environment, **changes)
         self._agents[number] = agent
+        return agent
 
-    def lose(self, number: int, *, silently: bool) -> None:
-        """Kill all that runs on a host, at once. Silently: the others get no word of it."""
-        agent, host = self._agents.pop(number), self.hosts[number]
-        agent.may_end = True
-        if silently:
-            host.cut()
-        for process in (there := host.processes()):
-            process.suspend()  # so that none acts on the end of another
-        for process in there:
-            process.kill()
-        agent.process.wait()
-        wait_until(f"nothing runs on host {number}", lambda: not host.processes())
+    def lose(self, *numbers: int, silently: bool = False) -> None:
+        """Kill all that runs on these hosts, at once. Silently: the others get no word of it."""
+        for number in numbers:
+            self._agents[number].may_end = True
+            if silently:
+                self.hosts[number].cut()
+        stopped: set[psutil.Process] = set()
+        while new := {it for at in numbers for it in self.hosts[at].processes()} - stopped:
+            for process in new:
+                with suppress(psutil.NoSuchProcess):
+                    process.suspend()  # so that none acts on the end of another, or starts one
+            stopped |= new
+        for process in stopped:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        for number in numbers:
+            self._agents.pop(number).process.wait()
+        wait_until(
+            "nothing runs on them", lambda: not any(self.hosts[it].processes() for it in numbers)
+        )
 
     def wait_for_members(self, members: set[int]) -> None:
         """Until the hosts that are there agree."""
@@ -77,8 +88,11 @@ class Site:
             lambda: cluster_state(self._connection).members == members,
         )
 
-    def assert_nothing_left(self) -> None:
+    def wait_for_the_end(self) -> None:
         wait_until("all have ended", lambda: not any(host.processes() for host in self.hosts))
+
+    def assert_nothing_left(self) -> None:
+        self.wait_for_the_end()
         assert [path for path in self._data.iterdir() if "embedded" in path.name] == []
 
     def _store(self) -> Gateway:
@@ -127,3 +141,52 @@ def test_every_host_is_lost_in_turn_with_its_member_and_comes_back(site: Site) -
     assert SECRET not in logged
     training.end_workers()
     site.assert_nothing_left()
+
+
+def test_all_hosts_are_lost_at_once_and_the_job_goes_on_from_its_checkpoint(
+    site: Site, tmp_path: Path
+) -> None:
+    """Of all that the cluster knew nothing is left; the checkpoints were on another machine."""
+    training = site.training
+
+    def start(number: int, name: str) -> None:
+        options = [f"--checkpoint-dir={tmp_path}/host{number}", "--checkpoint-every=5"]
+        options += ["--passes=100000", "--min-step-seconds=0.1"]
+        device = {"GLOO_SOCKET_IFNAME": netns.DEVICE}
+        site.start(number, name, script=DIGITS, script_args=options, max_restarts=100, **device)
+
+    for number in ALL:
+        start(number, f"h{number}")
+    before = training.wait_for_world(steps=12)[0]
+    site.wait_for_members(ALL)
+    site.lose(*ALL)
+    newest = max(step.step for agent in training.agents for step in agent.steps())
+    began = time.time()
+    for number in ALL:
+        start(number, f"h{number}-back")
+    after = training.wait_for_world()[0]
+    print(f"measured: first step {after.time - began:.1f} s after the start")
+    assert after.epoch > before.epoch
+    assert newest - 10 < after.resumed_from <= newest
+    site.wait_for_members(ALL)
+
+
+@pytest.mark.release
+def test_a_host_is_lost_before_the_first_round_while_arriving_and_in_the_grace(site: Site) -> None:
+    training = site.training
+    for number in ALL:
+        site.start(number, f"h{number}")
+    training.wait_until("host 2 has begun", lambda: len(site.hosts[2].processes()) > 1)
+    site.lose(2)
+    training.wait_for_world()
+    arriving = site.start(2, "h2-arrives")
+    pid = arriving.process.pid
+    training.wait_until("host 2 has arrived", lambda: pid in training.present())
+    site.lose(2)
+    began = time.time()
+    site.start(2, "h2-back")
+    training.wait_for_world(after=began)
+    site.wait_for_members(ALL)
+    training.end_workers()
+    site.lose(0)
+    site.wait_for_the_end()
