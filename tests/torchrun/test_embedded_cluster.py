@@ -5,7 +5,10 @@ The hosts are network namespaces: what a host loses is every process in its own.
 
 from __future__ import annotations
 
+import os
+import random
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -80,6 +83,12 @@ class Site:
         wait_until(
             "nothing runs on them", lambda: not any(self.hosts[it].processes() for it in numbers)
         )
+
+    def etcd(self, number: int) -> list[psutil.Process]:
+        """The member of a host, and what keeps it."""
+        there = self.hosts[number].processes()
+        etcds = [process for process in there if process.name() == "etcd"]
+        return [*etcds, *(parent for etcd in etcds if (parent := etcd.parent()) is not None)]
 
     def wait_for_members(self, members: set[int]) -> None:
         """Until the hosts that are there agree."""
@@ -190,3 +199,73 @@ def test_a_host_is_lost_before_the_first_round_while_arriving_and_in_the_grace(s
     training.end_workers()
     site.lose(0)
     site.wait_for_the_end()
+
+
+@pytest.mark.release
+def test_hosts_and_members_are_killed_paused_and_cut_at_random(site: Site) -> None:
+    """For ``RDZV_ETCD_CHAOS_S`` seconds, as ``RDZV_ETCD_CHAOS_SEED`` chooses."""
+    seed = int(os.environ.get("RDZV_ETCD_CHAOS_SEED") or random.SystemRandom().randrange(1 << 32))
+    draw, training = random.Random(seed), site.training
+    print(f"measured: seed {seed}")
+    for number in ALL:
+        site.start(number, f"h{number}")
+    training.wait_for_world()
+    site.wait_for_members(ALL)
+    until_s = time.monotonic() + float(os.environ.get("RDZV_ETCD_CHAOS_S", "120"))
+    done = Counter[str]()
+    while time.monotonic() < until_s:
+        number, fault = draw.randrange(3), draw.choice(_FAULTS)
+        done[fault] += 1
+        print(f"measured: {fault}, host {number}, at {time.time():.1f}")
+        _hurt(site, number, fault, back=f"h{number}-{done.total()}", pause_s=draw.uniform(0.5, 8))
+        training.train_for(1)
+        site.wait_for_members(ALL)
+        _assert_one_world(training)
+    print(f"measured: {dict(done)}")
+    training.end_workers()
+    site.wait_for_the_end()
+
+
+_FAULTS = ("host killed", "host silent", "member killed", "member paused", "cable cut")
+
+
+def _hurt(site: Site, number: int, fault: str, *, back: str, pause_s: float) -> None:
+    """Do it and undo it, until all train in one world again."""
+    training, host = site.training, site.hosts[number]
+    began = time.time()
+    if fault.startswith("host"):
+        site.lose(number, silently=fault == "host silent")
+        training.wait_for_world(after=began)
+        host.heal()
+        began = time.time()
+        site.start(number, back)
+        training.wait_for_world(after=began)
+    elif fault == "member killed":
+        for process in site.etcd(number):
+            process.kill()
+        training.train_for(pause_s)
+    elif fault == "member paused":
+        paused = site.etcd(number)
+        for process in paused:
+            process.suspend()
+        training.train_for(pause_s)
+        for process in paused:
+            process.resume()
+    else:
+        host.cut()
+        training.train_for(pause_s)
+        host.heal()
+    training.wait_for_world()
+
+
+def _assert_one_world(training: Training) -> None:
+    """Each epoch is one world, with one agent for each rank; no agent goes back."""
+    owners: dict[tuple[int, int], str] = {}
+    sizes: dict[int, int] = {}
+    for agent in training.agents:
+        steps = agent.steps()
+        epochs = [step.epoch for step in steps]
+        assert epochs == sorted(epochs), f"{agent} went back to an old world"
+        for step in steps:
+            assert owners.setdefault((step.epoch, step.rank), agent.name) == agent.name
+            assert sizes.setdefault(step.epoch, step.world_size) == step.world_size
