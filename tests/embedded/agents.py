@@ -185,7 +185,8 @@ class Cluster:
         return cluster_state(self.settings().connection)
 
     def wait_for(self, members: set[int]) -> None:
-        wait_until(f"the members are {members}", lambda: self.state().members == members)
+        """One that cannot start is tried again after half a minute at the latest."""
+        wait_until(f"the members are {members}", lambda: self.state().members == members, 120.0)
 
     def cluster(self) -> str:
         """What its founders have called it."""

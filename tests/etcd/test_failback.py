@@ -22,6 +22,7 @@ from tests.etcd.tools import (
     PREFIX,
     client_of,
     connection,
+    create,
     in_background,
     put,
 )
@@ -58,7 +59,7 @@ async def test_after_a_rolling_upgrade_every_client_is_where_it_was(cluster: Etc
         for n, member in enumerate(members):
             await in_background(member.stop)
             name = b"during %d" % n
-            await clients[0].txn(put(name), repeatable=True, timeout_s=LIMIT_S)
+            await clients[0].txn(create(name), repeatable=True, timeout_s=LIMIT_S)
             for client, watch, lease_id in zip(clients, watches, leases, strict=True):
                 assert (await names(watch, 1))[0] == name
                 assert await client.keep_alive(lease_id, timeout_s=LIMIT_S) > 0

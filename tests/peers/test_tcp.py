@@ -47,7 +47,7 @@ def in_loop(work: Coroutine[Any, Any, None]) -> None:
     gc.collect()  # what earlier tests left
     before = psutil.Process().num_fds()
     asyncio.run(asyncio.wait_for(work, LIMIT_S))
-    assert psutil.Process().num_fds() == before
+    assert psutil.Process().num_fds() <= before  # gRPC closes those of earlier tests when it likes
 
 
 awaited = as_test(lambda scenario: in_loop(scenario()))
@@ -354,7 +354,7 @@ def test_a_node_that_leaves_leaves_no_connection_to_the_end_of_the_loop(turns: i
         gc.collect()  # what earlier tests left
         before = psutil.Process().num_fds()
         asyncio.run(scenario())
-        assert psutil.Process().num_fds() == before
+        assert psutil.Process().num_fds() <= before
 
 
 @paired
