@@ -215,10 +215,18 @@ def lease_age_s(reply: Mapping[str, Any]) -> int | None:
     return None if left_s < 0 else int(reply.get("grantedTTL", 0)) - left_s
 
 
+_PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
+
+
 def _environment() -> dict[str, str]:
-    """The agent's environment without ``ETCD_*``: each such variable would be a flag of etcd."""
+    """The agent's environment without ``ETCD_*``, as each such variable would be a flag of etcd,
+    and without proxies: its members would look for each other there."""
     inherited = without_secrets(os.environ)
-    kept = {name: value for name, value in inherited.items() if not name.startswith("ETCD_")}
+    kept = {
+        name: value
+        for name, value in inherited.items()
+        if not name.startswith("ETCD_") and name.lower() not in _PROXIES
+    }
     # A member is trusted for its certificate, wherever its connections seem to come from. The first
     # is the name before etcd 3.6; one that etcd does not know does nothing.
     kept["ETCD_EXPERIMENTAL_PEER_SKIP_CLIENT_SAN_VERIFICATION"] = "true"

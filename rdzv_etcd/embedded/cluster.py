@@ -48,6 +48,8 @@ _PAUSE_S = 2.0
 """What a pause of this process, however long, counts for."""
 _ASK_LIMIT_S = 2.0
 _IDLE_LIMIT_S = 10.0
+_HANDSHAKE_LIMIT_S = 2.0
+"""Who does not speak TLS is not kept for asyncio's minute: it may be many."""
 _LONGEST_LINE = 1 << 16
 _HEALTHY_AFTER_S = 60.0
 _LONGEST_PAUSE_S = 30.0
@@ -96,7 +98,12 @@ class SeatSupervisor:
                 asyncio.get_running_loop().add_signal_handler(number, self._stop)
         port = self._order.places[self._order.seat].port + SUPERVISORS
         server = await asyncio.start_server(
-            self._answer, list(self._order.bind), port, limit=_LONGEST_LINE, ssl=self._server
+            self._answer,
+            list(self._order.bind),
+            port,
+            limit=_LONGEST_LINE,
+            ssl=self._server,
+            ssl_handshake_timeout=None if self._server is None else _HANDSHAKE_LIMIT_S,
         )
         ready()
         others = [seat for seat in range(len(self._order.places)) if seat != self._order.seat]

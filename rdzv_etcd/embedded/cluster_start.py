@@ -18,7 +18,7 @@ from rdzv_etcd.embedded.binary import find_binary
 from rdzv_etcd.embedded.launch import StartedEtcd, Wait, launch, warn_of_strangers
 from rdzv_etcd.embedded.port import check_owner, listen_addresses, listen_urls, own_addresses
 from rdzv_etcd.embedded.program import is_locked
-from rdzv_etcd.embedded.request import ask
+from rdzv_etcd.embedded.request import ask, ask_line
 from rdzv_etcd.embedded.seat import (
     PEERS,
     SUPERVISORS,
@@ -332,10 +332,7 @@ def _ask_seat(
 
 def _seat_answer(connection: socket.socket, question: dict[str, object]) -> SeatAnswer:
     """Raises OSError, ValueError, LookupError, TypeError."""
-    with connection, connection.makefile("rwb") as file:
-        file.write(json.dumps(question).encode() + b"\n")
-        file.flush()
-        reply = json.loads(file.readline())
+    reply = ask_line(connection, question, _ASK_LIMIT_S)
     heard = tuple(report_from(report) for report in reply["heard"])
     trouble = shown(str(reply["trouble"]), _MOST_SHOWN)
     return SeatAnswer(tuple(reply["hosts"]), report_from(reply["report"]), heard, trouble)

@@ -1,7 +1,7 @@
-"""One HTTP request on a connected socket, within one limit for the whole of it.
+"""One request on a connected socket, in HTTP or a line, within one limit for the whole of it.
 
-``http.client`` limits each read: a server that sends a byte an hour would keep its caller forever.
-Standard library only.
+``http.client`` and files limit each read: a server that sends a byte an hour would keep its caller
+forever. Standard library only.
 """
 
 from __future__ import annotations
@@ -10,10 +10,33 @@ import json
 import re
 import socket
 import time
+from typing import Any
 
 _LARGEST = 1 << 22
 """Bytes; no reply that is asked for here comes near it."""
 _PROTOCOL = b"HTTP/1."
+
+
+def ask_line(sock: socket.socket, question: object, limit_s: float) -> Any:
+    """Send a line of JSON; return what the line that answers it holds. Closes the socket.
+
+    Raises :class:`OSError` if there is no answer or it is not complete within ``limit_s``, and
+    :class:`ValueError` if it is not such a line.
+    """
+    until_s = time.monotonic() + limit_s
+    line = b""
+    with sock:
+        sock.settimeout(limit_s)
+        sock.sendall(json.dumps(question).encode() + b"\n")
+        while not line.endswith(b"\n") and (piece := sock.recv(1 << 16)):
+            line += piece
+            left_s = until_s - time.monotonic()
+            if left_s <= 0:
+                raise TimeoutError("timed out")
+            if len(line) > _LARGEST:
+                raise ValueError("too long")
+            sock.settimeout(left_s)
+    return json.loads(line)
 
 
 def ask(sock: socket.socket, path: str, limit_s: float, body: object = None) -> tuple[int, bytes]:

@@ -254,6 +254,8 @@ def _parse_address(entry: str, address: str) -> Endpoint:
                 f"{_OPTION} {entry!r}: a link-local address needs the name of this machine's "
                 f"interface on that link: write [{host}%eth0]{rest} if it is eth0"
             )
+        number, percent, zone = host.partition("%")
+        host = f"{ipaddress.IPv6Address(number)}{percent}{zone}"  # as gRPC writes it, and compares
         return Endpoint(host, _parse_port(entry, rest[1:]) if rest else DEFAULT_PORT)
     if address.count(":") > 1:
         raise SettingsError(

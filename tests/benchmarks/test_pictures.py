@@ -25,7 +25,7 @@ from benchmarks.drawing import save
 from benchmarks.timeline import FORMING, UNSPLIT, WAIT, middle_run, timeline
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
-COMMITTED = [path.stem for path in sorted(RESULTS.glob("*.json"))]
+COMMITTED = [it.stem for it in sorted(RESULTS.glob("*.json")) if it.stem in plots.DRAW]
 Document = dict[str, Any]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -15,6 +16,7 @@ import pytest
 from rdzv_etcd.embedded.launch import StartedEtcd
 from rdzv_etcd.embedded.port import PortAnswer, listen_addresses, own_addresses, reachable
 from rdzv_etcd.embedded.program import take_lock
+from rdzv_etcd.embedded.request import ask_line
 from rdzv_etcd.embedded.start import ensure_etcd
 from rdzv_etcd.errors import EmbeddedEtcdError, SettingsError
 from tests.embedded.agents import (
@@ -178,14 +180,40 @@ def test_connections_that_cannot_be_embedded_are_refused(tmp_path: Path) -> None
         ensure_etcd(settings("h1,h2"))
 
 
-def test_etcds_own_variables_do_not_reach_it(
+def test_etcds_own_variables_and_proxies_do_not_reach_it(
     etcd_binary: EtcdBinary, scratch: Path, port: int, supervisors: object
 ) -> None:
-    """Kubernetes sets ETCD_* for a service called etcd; etcd would read them as its flags."""
+    """Kubernetes sets ETCD_* for a service called etcd; etcd would read them as its flags, and
+    reach its peers through a proxy."""
     environ = environment(
-        etcd_binary.path, scratch, ETCD_LISTEN_CLIENT_URLS="tcp://x", ETCD_PORT="tcp://10.0.0.1:1"
+        etcd_binary.path,
+        scratch,
+        ETCD_LISTEN_CLIENT_URLS="tcp://x",
+        ETCD_PORT="tcp://10.0.0.1:1",
+        HTTPS_PROXY="http://proxy.example:3128",
+        http_proxy="http://proxy.example:3128",
     )
-    assert ensure_etcd(settings(f"127.0.0.1:{port}"), environ) is not None
+    started = ensure_etcd(settings(f"127.0.0.1:{port}"), environ)
+    assert started is not None
+    (etcd,) = psutil.Process(started.supervisor_pid).children()
+    assert not [name for name in etcd.environ() if "proxy" in name.lower()]
+
+
+def test_who_answers_byte_by_byte_is_not_waited_for() -> None:
+    ours, theirs = socket.socketpair()
+    stopped = threading.Event()
+
+    def drip() -> None:
+        with contextlib.suppress(OSError):
+            while not stopped.wait(0.01):
+                theirs.send(b" ")
+
+    dripping = threading.Thread(target=drip)
+    dripping.start()
+    with theirs, pytest.raises(TimeoutError):
+        ask_line(ours, {}, 0.3)
+    stopped.set()
+    dripping.join()
 
 
 def test_it_listens_only_where_the_endpoints_name_leads(

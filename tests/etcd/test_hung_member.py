@@ -37,7 +37,7 @@ async def test_a_client_leaves_a_member_whose_disk_hangs_as_a_whole(
     """It finds that out by itself, or by a call that is not answered."""
     home, _, etcd_leader = members
     async with client_of(*members) as client, client_of(etcd_leader) as other:
-        client.watch_health.check_every(3600.0 if calls else 1.0)
+        client.watch_health.check_every(3600.0 if calls else 3.0)
         watch = client.watch(PREFIX, END, start_revision=0)
         await watch.ready()
         lease = await client.grant(60)

@@ -28,6 +28,7 @@ from rdzv_etcd.settings.hosts import is_loopback
         ("HTTPS://h1:443/", "https", [("h1", 443)]),
         ("https://h1,h2", "https", [("h1", 2379), ("h2", 2379)]),
         ("[::1]", None, [("::1", 2379)]),
+        ("[2001:DB8::0001]", None, [("2001:db8::1", 2379)]),  # gRPC compares the text
         (
             "http://[2001:db8::1]:80,[fe80::1%eth0]",
             "http",
