@@ -208,14 +208,14 @@ def _spread(row: dict[str, Any]) -> str:
 def _recovery(document: dict[str, Any]) -> str:
     summary = recovery.summarize(document)
     known = [name for name in recovery.BACKENDS if any(name == b for _, b in summary)]
-    cases = list(dict.fromkeys(case for case, _ in summary))
     rows = []
-    for case in cases:
+    for case in (each for each in recovery.CASES if any(each == case for case, _ in summary)):
         cells = [_recovered(summary.get((case, backend))) for backend in known]
         rows.append([recovery.CASES[case], *cells])
     ttl = document["settings"]["lease_ttl"]
     header = ["", *(f"`{name}`" for name in known)]
-    runs = max(row["runs"] for row in summary.values())
+    runs = sorted({row["runs"] for row in summary.values()})
+    most = f"{runs[-1]} runs" if runs[0] == runs[-1] else f"{runs[0]} to {runs[-1]} runs"
     in_process = (
         f" `{IN_PROCESS}` is [in-process recovery](library.md#training-in-the-same-processes), "
         "without torchrun: the training processes themselves continue."
@@ -226,7 +226,7 @@ def _recovery(document: dict[str, Any]) -> str:
         "**Recovery**: three `torchrun` agents (two before a node is added), one gloo worker "
         "each; from the fault until the new ranks are known / until the first step in the new "
         f"world. `lease_ttl={ttl}`, all other settings at their defaults; "
-        f"{'one run' if runs == 1 else f'medians of {runs} runs'} each. `…{OWN_STORE}`: with "
+        f"{'one run' if runs == [1] else f'medians of {most}'} each. `…{OWN_STORE}`: with "
         "`TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`, without which workers may wait for each other "
         f"forever. “restarts” counts against `--max-restarts`.{in_process}\n\n"
         f"{table(header, rows)}"
