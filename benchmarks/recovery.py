@@ -254,21 +254,11 @@ def _hurt(
         cables[victim].cut()
     elif case == "store-host":
         victim.expected_to_end = True
-        event_s = _kill_all(cables[victim])
+        event_s = netns.lose(cables[victim])
     else:
         event_s = actions.get(case, victim.kill)()
     running = agents if case == "worker-crash" else [a for a in agents if a is not victim]
     return event_s, running, was
-
-
-def _kill_all(host: netns.Host) -> float:
-    """End all that runs on a host, at once; return the moment."""
-    for process in (there := host.processes()):
-        process.suspend()  # so that none acts on the end of another
-    moment_s = time.monotonic()
-    for process in there:
-        process.kill()
-    return moment_s
 
 
 def _leader(job: TracedJob, agents: list[TracedAgent], server: BenchmarkEtcd) -> TracedAgent | None:

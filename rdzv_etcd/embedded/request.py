@@ -10,6 +10,7 @@ import json
 import re
 import socket
 import time
+from collections.abc import Iterator
 from typing import Any
 
 _LARGEST = 1 << 22
@@ -23,19 +24,13 @@ def ask_line(sock: socket.socket, question: object, limit_s: float) -> Any:
     Raises :class:`OSError` if there is no answer or it is not complete within ``limit_s``, and
     :class:`ValueError` if it is not such a line.
     """
-    until_s = time.monotonic() + limit_s
     line = b""
     with sock:
-        sock.settimeout(limit_s)
-        sock.sendall(json.dumps(question).encode() + b"\n")
-        while not line.endswith(b"\n") and (piece := sock.recv(1 << 16)):
-            line += piece
-            left_s = until_s - time.monotonic()
-            if left_s <= 0:
-                raise TimeoutError("timed out")
+        for line in _received(sock, json.dumps(question).encode() + b"\n", limit_s):
+            if line.endswith(b"\n"):
+                break
             if len(line) > _LARGEST:
                 raise ValueError("too long")
-            sock.settimeout(left_s)
     return json.loads(line)
 
 
@@ -45,20 +40,28 @@ def ask(sock: socket.socket, path: str, limit_s: float, body: object = None) -> 
     Closes the socket. Raises :class:`OSError` if there is no reply or it is not complete within
     ``limit_s``, and :class:`ValueError` if it is not HTTP.
     """
-    until_s = time.monotonic() + limit_s
     reply = b""
     with sock:
-        sock.settimeout(limit_s)
-        sock.sendall(written(path, body))
-        while piece := sock.recv(1 << 16):
-            reply += piece
+        for reply in _received(sock, written(path, body), limit_s):
             if not reply.startswith(_PROTOCOL[: len(reply)]) or len(reply) > _LARGEST:
                 break
-            left_s = until_s - time.monotonic()
-            if left_s <= 0:
-                raise TimeoutError("timed out")
-            sock.settimeout(left_s)
     return read(reply)
+
+
+def _received(sock: socket.socket, request: bytes, limit_s: float) -> Iterator[bytes]:
+    """Send a request; yield all that has come in reply, whenever there is more, until the other
+    side has sent all or the caller stops. Raises OSError."""
+    until_s = time.monotonic() + limit_s
+    reply = b""
+    sock.settimeout(limit_s)
+    sock.sendall(request)
+    while piece := sock.recv(1 << 16):
+        reply += piece
+        yield reply
+        left_s = until_s - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError("timed out")
+        sock.settimeout(left_s)
 
 
 def written(path: str, body: object = None) -> bytes:

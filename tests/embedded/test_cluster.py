@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import time
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -367,16 +368,21 @@ def test_lists_that_make_no_cluster_are_refused(endpoints: str, why: str) -> Non
         ensure_etcd(settings(endpoints), dict(os.environ))
 
 
-@pytest.mark.slow
-def test_a_host_whose_address_comes_after_its_node_is_a_member(
-    etcd_binary: EtcdBinary, scratch: Path, tmp_path: Path
-) -> None:
-    """As the name of a new pod leads to it only some time after it has begun."""
+@pytest.fixture
+def network(tmp_path: Path) -> Iterator[netns.Network]:
     if why_not := netns.why_not():
         pytest.skip(why_not)
+    made = netns.Network(tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.mark.slow
+def test_a_host_whose_address_comes_after_its_node_is_a_member(
+    etcd_binary: EtcdBinary, scratch: Path, tmp_path: Path, network: netns.Network
+) -> None:
+    """As the name of a new pod leads to it only some time after it has begun."""
     with ExitStack() as stack:
-        network = netns.Network(tmp_path)
-        stack.callback(network.close)
         hosts = [network.add_host() for _ in range(2)]
         late, port = f"{network.prefix}.200", free_port()
         endpoints = ",".join(f"{it}:{port}" for it in (*(it.address for it in hosts), late))
@@ -386,7 +392,7 @@ def test_a_host_whose_address_comes_after_its_node_is_a_member(
             agent = Agent(endpoints, environ, log, within=host.enter(()), grace_s=60)
             stack.callback(agent.close)
             agent.go()
-            stack.callback(_kill_all, host)
+            stack.callback(netns.lose, host)
         made = settings(endpoints, embed_grace=60)
         assert ensure_etcd(made, environ) is None
         keeper = SeatKeeper(made, environ)
@@ -404,21 +410,12 @@ def _last_word(process: psutil.Process) -> list[str]:
     return (process.info["cmdline"] or [""])[-1:]
 
 
-def _kill_all(host: netns.Host) -> None:
-    for process in host.processes():
-        process.kill()
-
-
 @pytest.mark.slow
 def test_each_host_is_cut_off_in_turn_while_nodes_work(
-    etcd_binary: EtcdBinary, scratch: Path, tmp_path: Path
+    etcd_binary: EtcdBinary, scratch: Path, tmp_path: Path, network: netns.Network
 ) -> None:
     """The nodes are in the namespace of the test; the hosts run agents that start the cluster."""
-    if why_not := netns.why_not():
-        pytest.skip(why_not)
     with ExitStack() as stack:
-        network = netns.Network(tmp_path)
-        stack.callback(network.close)
         hosts = [network.add_host() for _ in range(3)]
         port = free_port()
         endpoints = ",".join(f"{host.address}:{port}" for host in hosts)

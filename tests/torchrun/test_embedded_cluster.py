@@ -10,7 +10,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -69,15 +69,7 @@ class Site:
             self._agents[number].may_end = True
             if silently:
                 self.hosts[number].cut()
-        stopped: set[psutil.Process] = set()
-        while new := {it for at in numbers for it in self.hosts[at].processes()} - stopped:
-            for process in new:
-                with suppress(psutil.NoSuchProcess):
-                    process.suspend()  # so that none acts on the end of another, or starts one
-            stopped |= new
-        for process in stopped:
-            with suppress(psutil.NoSuchProcess):
-                process.kill()
+        netns.lose(*(self.hosts[number] for number in numbers))
         for number in numbers:
             self._agents.pop(number).process.wait()
         wait_until(
