@@ -108,13 +108,11 @@ HOST_SILENT = "its host is silent"
 LEFT = "left"
 """Followed by the reason, if the member gave one: see :func:`left_because`."""
 _REPORTED = "reported dead"
-_WEDGED = "hung"
 _CAUSES = {
     LEASE_EXPIRED: "lease_expired",
     PROCESS_EXITED: "process_gone",
     HOST_SILENT: "host_silent",
     _REPORTED: "reported",
-    _WEDGED: "wedged",
 }
 """The labels of the metrics, by how the text begins."""
 _SHOWN_REASON = 100
@@ -147,11 +145,6 @@ def how_silent(by: str, why: str) -> str:
 def how_reported(by: str, evidence: str) -> str:
     """A program has reported that the node is dead."""
     return f"{_REPORTED}: {evidence} (by {by})"
-
-
-def how_wedged(limit_s: float) -> str:
-    """The node's own thread has not called in for so long."""
-    return f"{_WEDGED}: its thread has not called in for {limit_s:g} s"
 
 
 def how_evicted(by: str, reason: str) -> str:

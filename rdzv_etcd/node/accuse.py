@@ -1,8 +1,8 @@
 """Accusations: suspicions in etcd that a member is dead, and what becomes of them.
 
 A node accuses others because of its links (:mod:`rdzv_etcd.node.peers`), or because its program
-has reported them (:class:`Reports`), and itself if it hangs (:mod:`rdzv_etcd.node.watchdog`). A
-node that lives refutes all of these in the same way: see :mod:`rdzv_etcd.protocol.liveness`.
+has reported them (:class:`Reports`). A node that lives refutes both in the same way: see
+:mod:`rdzv_etcd.protocol.liveness`.
 """
 
 from __future__ import annotations

@@ -26,7 +26,6 @@ from rdzv_etcd.node.join_wait import JoinWait
 from rdzv_etcd.node.lead import Leadership
 from rdzv_etcd.node.peers import PeerLinks
 from rdzv_etcd.node.waiting import Tasks
-from rdzv_etcd.node.watchdog import CallIns, Watchdog
 from rdzv_etcd.peers import PeerNetwork
 from rdzv_etcd.protocol.describe import known_ids
 from rdzv_etcd.protocol.member import Member, Phase, Seat
@@ -86,13 +85,6 @@ class Node:
         self._reports = Reports(self._context, self._member)
         self._peers = None if network is None else PeerLinks(self._context, self._member, network)
         self._accusers = [each.accuser for each in (self._reports, self._peers) if each is not None]
-        self.call_ins = CallIns()
-        """The calls of the thread that owns this node, by which it shows that it is alive."""
-        self._watchdog = None
-        if settings.watchdog_s:
-            self._watchdog = Watchdog(
-                self._context, self._member, self.call_ins, settings.watchdog_s, network
-            )
         self._tasks = Tasks()
         self._duties: list[asyncio.Task[None]] = []
         """The tasks that run until this node leaves; empty: it has not started, or has left."""
@@ -234,8 +226,6 @@ class Node:
             "job lease": keep_job_leases(context, member),
         }
         self._duties = [self._need(duty, name) for name, duty in duties.items()]
-        if self._watchdog is not None:
-            self._duties.append(self.attend(self._watchdog.run(), "watchdog"))
         if self._peers is not None:
             self._duties.append(self.attend(self._peers.run(), "peer links"))
 
@@ -287,8 +277,6 @@ class Node:
         self._member.check_not_gone()
         self._check_not_drained()
         await self.start()
-        if self._peers is not None:
-            await self._peers.answer_again()
         wait = JoinWait(self._context, self._member, timeout_s)
         joining = Joining(self._context, self._member, self._leadership, wait)
         logging_waits = self._need(wait.log(), "wait lines")
@@ -453,6 +441,4 @@ class Node:
     async def _say_goodbye(self, reason: str) -> None:
         context, member = self._context, self._member
         await leaving.say_goodbye(context, member, member.info, reason)
-        if self._watchdog is not None:
-            await self._watchdog.revoke_abandoned()
         await leaving.remove_job(self._context, self._member)

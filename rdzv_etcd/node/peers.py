@@ -212,11 +212,6 @@ class PeerLinks:
         """Say goodbye, so that no node takes this one for dead. Idempotent."""
         await self._network.close()
 
-    async def answer_again(self) -> None:
-        """Answer for this node, if it was disowned: its thread is back."""
-        if self._context.presence.has_begun:  # it can answer an accusation
-            await self._network.admit(self._me)
-
     async def run(self) -> None:
         """Answer for this node and watch its neighbor, until cancelled."""
         member, context = self._member, self._context

@@ -83,12 +83,7 @@ class PeerNetwork(Protocol):
         """Where others reach this node; 0: nowhere."""
 
     async def admit(self, me: Peer) -> None:
-        """Begin to answer for this node, also after :meth:`disown`. Earlier connections wait until
-        then. Idempotent."""
-
-    def disown(self) -> None:
-        """Stop answering for this node until :meth:`admit`, and end the links over which it is
-        watched, without a goodbye."""
+        """Begin to answer for this node. Earlier connections wait until then. Idempotent."""
 
     async def connect(self, address: str, port: int, peer: Peer, timeout_s: float) -> Contact:
         """Try to reach exactly that node, for at most ``timeout_s``; raises nothing."""

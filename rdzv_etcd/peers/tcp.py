@@ -61,8 +61,7 @@ class TcpPeers:
         self._known: dict[tuple[str, int], _Address] = {}
         """Where nodes were reached: names are not looked up again, and what answers at another
         address of theirs does not count."""
-        self._closed = False
-        self._disowned = False
+        self.is_closed = False
 
     def listen_on(self, listener: socket.socket) -> None:
         """Take over a listening socket; may be called on any thread, before :meth:`admit`."""
@@ -75,20 +74,10 @@ class TcpPeers:
         return self._port
 
     async def admit(self, me: Peer) -> None:
-        self._disowned = False
-        if self._server is not None or self._listener is None or self._closed:
+        if self._server is not None or self._listener is None or self.is_closed:
             return
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(lambda: _Watcher(me, self), sock=self._listener)
-
-    @property
-    def answers_nobody(self) -> bool:
-        return self._disowned or self._closed
-
-    def disown(self) -> None:
-        self._disowned = True
-        for watcher in tuple(self.watchers):
-            watcher.abort()
 
     async def connect(self, address: str, port: int, peer: Peer, timeout_s: float) -> Contact:
         watched = _Watched(peer)
@@ -159,7 +148,7 @@ class TcpPeers:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, silence_ms)
 
     async def close(self) -> None:
-        self._closed, self._port = True, 0
+        self.is_closed, self._port = True, 0
         for watcher in tuple(self.watchers):
             watcher.say_goodbye()
         for link in tuple(self._links):
@@ -192,7 +181,7 @@ class _Watcher(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport = cast(asyncio.Transport, transport)
-        if self._peers.answers_nobody:  # it was accepted just before that
+        if self._peers.is_closed:  # it was accepted just before that
             transport.abort()
             return
         self._make_room()
@@ -225,7 +214,7 @@ class _Watcher(asyncio.Protocol):
         if not end and len(line) < _MAX_LINE:
             return
         asked = _read_peer(line) if end else None
-        if asked is None or self._peers.answers_nobody:
+        if asked is None or self._peers.is_closed:
             self._transport.abort()
             return
         self._is_answered, self._line = asked == self._me, b""

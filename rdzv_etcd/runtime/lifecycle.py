@@ -10,7 +10,7 @@ import asyncio
 import atexit
 import logging
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
@@ -105,14 +105,6 @@ class Lifecycle:
     def note_ended(self) -> None:
         """Do the same when the last work is done, or will not be, as the loop has failed."""
 
-    def blocked(self) -> AbstractContextManager[object]:
-        """Entered while a thread blocks in a call."""
-        return nullcontext()
-
-    def awaited(self) -> AbstractContextManager[object]:
-        """Entered while another event loop awaits a call."""
-        return nullcontext()
-
     # -- calls ------------------------------------------------------------------------------------
 
     def run(self, work: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
@@ -120,12 +112,12 @@ class Lifecycle:
 
         Raises RendezvousFailedError if this has ended, or ends meanwhile, and TimeoutError.
         """
-        with self._noting_the_end(work), self.blocked():
+        with self._noting_the_end(work):
             return self.loop_thread.run(work, timeout_s)
 
     async def call(self, work: Coroutine[Any, Any, T]) -> T:
         """Do the same for a coroutine on another event loop, which awaits it; no time limit."""
-        with self._noting_the_end(work), self.awaited():
+        with self._noting_the_end(work):
             return await self.loop_thread.call(work)
 
     def begin(

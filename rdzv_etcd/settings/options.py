@@ -275,15 +275,6 @@ class Settings:
         "How long a gate may take; after that it counts as failed.",
         default=60.0,
     )
-    watchdog_s: float = option(
-        "watchdog",
-        OptionKind.SECONDS,
-        "A node whose main thread has been silent this long is declared lost, though its process "
-        "lives. 0: never. With torchrun it must be longer than starting and stopping workers "
-        "takes.",
-        default=0.0,
-        zero=True,
-    )
     metrics_file: Path | None = option(
         "metrics_file",
         OptionKind.NEW_FILE,

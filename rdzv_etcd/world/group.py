@@ -98,7 +98,6 @@ class AnyGroup(Generic[W]):
         ``None`` if it is not. From memory; for launchers that know a safe point of their own.
         Raises :class:`~rdzv_etcd.errors.ForkedProcessError` in a forked child."""
         self._part.refuse_in_child()
-        self._part.node.call_ins.call_in()
         drain = self._part.node.drain
         return None if drain is None else why_drained(drain, self.node_id)
 
@@ -113,7 +112,6 @@ class AnyGroup(Generic[W]):
         of etcd, except :class:`~rdzv_etcd.errors.ForkedProcessError` in a forked child.
         """
         self._part.refuse_in_child()
-        self._part.node.call_ins.call_in()
         return self._part.node.waiting_count()
 
     def closure(self) -> Closure | None:

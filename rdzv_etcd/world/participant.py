@@ -18,7 +18,6 @@ import socket
 import sys
 import threading
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -231,12 +230,6 @@ class Participant(Lifecycle):
         if self.is_foreign:
             raise ForkedProcessError(self._process)
 
-    def blocked(self) -> AbstractContextManager[object]:
-        return self.node.call_ins.inside()
-
-    def awaited(self) -> AbstractContextManager[object]:
-        return self.node.call_ins.awaited()
-
     def keep(self, user: object) -> None:
         """Keep ``user`` alive until this node has left."""
         self.loop_thread.keep(user)
@@ -268,7 +261,6 @@ class Participant(Lifecycle):
         node, listener, epoch = self.node, None, self.node.epoch
         limit_s = self.settings.timing.join_timeout_s if timeout_s is None else timeout_s
         self.joined_in = thread
-        node.call_ins.belong_to(thread)
         self._close_listener()
         try:
             listener, self._bound = self._bound, None

@@ -150,7 +150,6 @@ class AnyWorld(Generic[S]):
     def change(self) -> WorldChange | None:
         """Why this world is over, ``None`` while it is not. The first reason stays. As cheap as
         :attr:`over`."""
-        self._part.node.call_ins.call_in()
         if self._change is None:
             part = self._part
             self._change = MovedOn() if part.is_foreign else part.node.change_of(self._seat)
@@ -163,13 +162,6 @@ class AnyWorld(Generic[S]):
         costs no work. As cheap as :attr:`over`.
         """
         return self.over or self._part.node.should_yield(self._seat)
-
-    def alive(self) -> None:
-        """Show the ``watchdog`` that this thread is at work, in work that calls nothing else of the
-        library for long. As cheap as :attr:`over`. Raises
-        :class:`~rdzv_etcd.errors.ForkedProcessError` in a forked child."""
-        self._part.refuse_in_child()
-        self._part.node.call_ins.call_in()
 
     @Call
     def wait_over(self, timeout_s: float | None = None) -> Coroutine[Any, Any, bool]:

@@ -189,7 +189,8 @@ def test_every_call_says_that_the_node_has_left_if_another_thread_leaves_meanwhi
             with ThreadPoolExecutor(len(calls)) as pool:
                 begun = {name: pool.submit(call) for name, call in calls.items()}
                 wait_until(
-                    "all calls wait", lambda: len(here._part.node.call_ins._inside) == len(calls)
+                    "all calls wait",
+                    lambda: len(here._part.loop_thread._thread._calls) == len(calls),
                 )
                 here.leave("test")
                 met = {name: call.exception(LIMIT_S) for name, call in begun.items()}
@@ -208,7 +209,7 @@ def test_a_join_says_that_the_node_has_left_if_another_thread_leaves_meanwhile(j
     ):
         bridge.black_hole()
         joining = pool.submit(here.join)
-        wait_until("it joins", lambda: here._part.node.call_ins._inside)
+        wait_until("it joins", lambda: here._part.loop_thread._thread._calls)
         here.leave("test")
         with pytest.raises(RendezvousFailedError, match=r"^this node has left the job$"):
             joining.result(LIMIT_S)

@@ -1,21 +1,19 @@
-"""Drains, watchdogs and gates on a real etcd, on both faces of the library."""
+"""Drains and gates on a real etcd, on both faces of the library."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import signal
 import sys
 import threading
 import time
 import traceback
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 import rdzv_etcd
-from rdzv_etcd import Arrival, Expelled, Left, Lost
+from rdzv_etcd import Arrival, Left
 from rdzv_etcd.clock import SystemClock
 from rdzv_etcd.errors import DrainedError, GateError, SettingsError
 from rdzv_etcd.etcd.client import EtcdClient
@@ -25,12 +23,10 @@ from rdzv_etcd.protocol.keys import JobKeys
 from rdzv_etcd.settings import Connection, parse_endpoints
 from rdzv_etcd.settings.fields import gate_words
 from rdzv_etcd.world.group import Group
-from rdzv_etcd.world_change import how_wedged
-from tests.library.nodes import ALONE, LIMIT_S, Job, at_once, groups, join_all, wait_until
+from tests.library.nodes import ALONE, LIMIT_S, Job, at_once, join_all, wait_until
 
 LONG_S = 600
 """A lease that will not end by itself while a test runs."""
-WATCHDOG_S = 3.0
 
 
 def work(group: Group, stops: list[bool]) -> None:
@@ -78,74 +74,6 @@ async def _ask(job: Job, node_id: str) -> bool:
         return await request_drain(etcd, keys, SystemClock(), node_id, "its fan is loud")
     finally:
         await etcd.close()
-
-
-# --- the watchdog ---------------------------------------------------------------------------------
-
-
-def test_a_thread_that_hangs_costs_its_node_its_place_until_it_is_back(
-    job: Job, caplog: pytest.LogCaptureFixture
-) -> None:
-    settings = job.settings("1:2", lease_ttl=LONG_S, watchdog=WATCHDOG_S, **ALONE)
-    release, hangs = threading.Event(), threading.Event()
-
-    def hang_in_a_file_system(group: Group) -> str:
-        world = group.join()
-        hangs.set()
-        release.wait(LIMIT_S)
-        assert isinstance(world.change, Expelled)
-        return f"{group.join().size} {group.has_left}"
-
-    with groups(settings, 2) as (hung, other), ThreadPoolExecutor(1) as pool:
-        hanging = pool.submit(hang_in_a_file_system, hung)
-        world = other.join()
-        assert hangs.wait(LIMIT_S)
-        assert world.wait_over(LIMIT_S)  # it waits inside, which counts as calling in
-        assert isinstance(world.change, Lost)
-        why = how_wedged(3.0)
-        assert dict(world.change.members) == {hung.node_id: why}
-        alone = other.join()
-        assert alone.size == 1
-        release.set()
-        wait_until("it waits for a seat", lambda: alone.over)
-        assert other.join().size == 2
-        assert hanging.result(LIMIT_S) == "2 False"
-    (record,) = [each for each in caplog.records if "this node is hung" in each.getMessage()][:1]
-    assert record.levelno == logging.ERROR
-    assert "hang_in_a_file_system" in record.getMessage()
-
-
-def test_threads_that_call_in_now_and_then_are_left_alone(job: Job) -> None:
-    def calls(group: Group) -> None:
-        world = group.join()
-        world.barrier("all are there", LIMIT_S)
-        for look in (world.alive, lambda: world.over, group.waiting_count):
-            until_s = time.monotonic() + WATCHDOG_S / 2
-            while time.monotonic() < until_s:
-                time.sleep(0.05)
-                look()
-            world.alive()
-        world.barrier("all are done", LIMIT_S)
-        assert not world.over
-
-    with job.groups(2, lease_ttl=LONG_S, watchdog=WATCHDOG_S) as nodes:
-        at_once([lambda node=node: calls(node) for node in nodes])  # type: ignore[misc]
-
-
-@pytest.mark.slow
-def test_an_event_loop_that_turns_while_something_is_awaited_is_at_work(job: Job) -> None:
-    async def main() -> None:
-        settings = job.settings("1:2", lease_ttl=LONG_S, watchdog=WATCHDOG_S, **ALONE)
-        async with rdzv_etcd.aio.Group(Group(settings)) as group:
-            world = await group.join()
-            assert not await world.wait_over(2 * WATCHDOG_S)
-            waiting = asyncio.ensure_future(world.wait_over())
-            await asyncio.sleep(0)
-            time.sleep(4 * WATCHDOG_S)  # noqa: ASYNC251 - it blocks its event loop
-            assert await asyncio.wait_for(waiting, LIMIT_S)
-            assert isinstance(world.change, Expelled)
-
-    asyncio.run(main())
 
 
 # --- gates ----------------------------------------------------------------------------------------

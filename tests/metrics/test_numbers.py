@@ -31,7 +31,6 @@ from rdzv_etcd.world_change import (
     how_gone,
     how_reported,
     how_silent,
-    how_wedged,
     left_because,
 )
 from tests.sim.world import TIMING, SimJob, SimNode, simulate, simulated
@@ -152,7 +151,6 @@ def test_what_was_seen_of_a_loss_has_a_cause() -> None:
     assert cause_of_loss(how_silent(by, "timed out")) == "host_silent"
     assert cause_of_loss(how_reported(by, "lease expired")) == "reported"
     assert cause_of_loss("lease expired") == "lease_expired"
-    assert cause_of_loss(how_wedged(3.0)) == "wedged"
     assert cause_of_loss("whatever a stranger wrote") == "other"
     lost = {"a": how_gone(by, "refused", 0.01), "c": left_because("done"), "d": "lease expired"}
     accused = Accused(Accusation(by, lost["a"], True, after_ms=40), 7, seen_s=100.0)
@@ -180,7 +178,7 @@ def test_the_page_has_what_the_table_says_and_nothing_else() -> None:
     recorder = PrometheusRecorder("job")
     recorder.join_began(1.0)
     recorder.join_failed("EtcdError")
-    recorder.declared_lost("wedged", 1.0)
+    recorder.declared_lost("reported", 1.0)
     families = list(Page(recorder, {"file": "here"}).registry().collect())
     assert {(family.name, family.type, family.documentation) for family in families} == {
         (name.removesuffix("_total"), metric.type, metric.help) for name, metric in METRICS.items()
@@ -200,7 +198,7 @@ def test_the_document_s_queries_and_alerts_name_what_there_is() -> None:
     recorder = PrometheusRecorder("job")
     recorder.join_began(1.0)
     recorder.join_failed("EtcdError")
-    recorder.declared_lost("wedged", 1.0)
+    recorder.declared_lost("reported", 1.0)
     families = list(Page(recorder, {}).registry().collect())
     samples = {sample.name for family in families for sample in family.samples}
     document = Document(ROOT / "docs/metrics.md")

@@ -1,35 +1,28 @@
-"""Nodes that are drained, hang, or are kept out by their gate, in virtual time."""
+"""Nodes that are drained, left behind, or kept out by their gate, in virtual time."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
-import logging
-import threading
 
 import pytest
 
 from rdzv_etcd.errors import DrainedError, EtcdUnavailableError, GateError
 from rdzv_etcd.etcd.port import Etcd, Put, Txn
-from rdzv_etcd.log import JsonLines
 from rdzv_etcd.node.gate import Failure, Gate
 from rdzv_etcd.node.leave import request_drain
 from rdzv_etcd.protocol import requests
 from rdzv_etcd.protocol.model import Accusation
 from rdzv_etcd.settings import JobSettings
 from rdzv_etcd.testing import SimClock
-from rdzv_etcd.world_change import Expelled, how_wedged
 from tests.node.test_refusals import warnings_of
 from tests.sim.commits import OPERATOR
 from tests.sim.matching import puts
-from tests.sim.world import TIMING, TTL_S, SimJob, SimNode, simulate, simulated
+from tests.sim.world import TIMING, TTL_S, SimJob, SimNode, simulated
 
 SEEDS = range(6)
 KNOWN_S = 0.2
 """Two writes and their events."""
-WATCHDOG_S = 4.0
-LOOK_S = WATCHDOG_S / 8
 
 
 def yields(node: SimNode) -> bool:
@@ -214,81 +207,6 @@ async def test_a_request_to_leave_that_had_to_connect_first_waits_no_longer_for_
     assert job.loop.time() - began_s < TTL_S
 
 
-# --- the watchdog ---------------------------------------------------------------------------------
-
-
-async def call_in(node: SimNode) -> None:
-    while True:
-        node.node.call_ins.call_in()
-        await asyncio.sleep(0.1)
-
-
-async def watched(job: SimJob, names: str) -> dict[str, asyncio.Task[None]]:
-    """Form a world of nodes whose threads call in; return those threads."""
-    nodes = job.start_all(names)
-    threads = {node.name: job.on(node, call_in(node)) for node in nodes}
-    await job.until_works(names)
-    await job.pass_time(3.0)
-    return threads
-
-
-@pytest.mark.parametrize("peer_links", [True, False])
-@pytest.mark.parametrize("leads", [True, False])
-@simulated(SEEDS, options=["peer_links"], min_nodes=2, max_nodes=3, watchdog_s=WATCHDOG_S)
-async def test_a_node_that_hangs_is_lost_and_the_others_know_why(job: SimJob, leads: bool) -> None:
-    threads = await watched(job, "abc")
-    node = job.leader if leads else job.followers()[0]
-    others = [each for each in job.nodes.values() if each is not node]
-    assert node.world is not None
-    seat = node.world
-    end_agent(node)
-    threads[node.name].cancel()
-    known_s = await job.until(lambda: not any(each.is_working for each in others), "all know")
-    assert WATCHDOG_S - LOOK_S < known_s < WATCHDOG_S + LOOK_S + 3 * KNOWN_S
-    ((_, change),) = job.history.changes
-    assert dict(change.lost) == {node.node_id: how_wedged(4.0)}
-    await job.until_works("".join(each.name for each in others))
-    await job.pass_time(3 * TTL_S)  # it stays away, though its process lives
-    assert job.works([each.name for each in others])
-    assert node.lease_id == 0
-    assert isinstance(node.node.change_of(seat), Expelled)
-    node.agent = job.on(node, node.run())  # the thread is back
-    job.on(node, call_in(node))
-    await job.until_works("abc")
-
-
-@pytest.mark.parametrize("peer_links", [True, False])
-@simulated(SEEDS, options=["peer_links"], min_nodes=2, max_nodes=3, watchdog_s=WATCHDOG_S)
-async def test_a_node_that_hangs_is_lost_though_it_cannot_report_it(job: SimJob) -> None:
-    """etcd does not take its accusation: with links the others notice, else its lease ends."""
-    threads = await watched(job, "abc")
-    await job.pass_time(TTL_S)  # a leader trusts what it does not hear
-    node = job.followers()[0]
-    key = puts(job.keys.node(node.node_id))
-    node.connection.link.fail(EtcdUnavailableError("away"), 1000, key)
-    end_agent(node)
-    threads[node.name].cancel()
-    others = [each for each in job.nodes.values() if each is not node]
-    known_s = await job.until(lambda: not any(each.is_working for each in others), "all know")
-    assert known_s < WATCHDOG_S + LOOK_S + (3.0 if job.switch is not None else TTL_S + 1.0)
-
-
-def test_the_log_shows_once_where_the_thread_is(caplog: pytest.LogCaptureFixture) -> None:
-    async def scenario(job: SimJob) -> None:
-        (node,) = await job.all_work("a")
-        end_agent(node)
-        node.node.call_ins.belong_to(threading.get_ident())
-        await job.pass_time(20 * WATCHDOG_S)
-
-    with caplog.at_level(logging.ERROR):
-        simulate(scenario, range(1), min_nodes=1, max_nodes=1, watchdog_s=WATCHDOG_S)
-    (record,) = [each for each in caplog.records if "hung" in each.getMessage()]
-    assert record.levelno == logging.ERROR
-    assert "test_health.py" in record.getMessage()  # this thread's stack
-    told = json.loads(JsonLines().format(record))
-    assert told["message"].endswith(record.getMessage()[-200:])  # with what it does now
-
-
 # --- gates ----------------------------------------------------------------------------------------
 
 
@@ -351,22 +269,6 @@ async def test_a_gate_s_failure_is_raised_though_etcd_does_not_answer(job: SimJo
     error = await job.on(process, fails(process, "said no"))
     assert "its gate said no" in str(error)
     assert job.loop.time() < 2 * TTL_S
-
-
-@simulated(SEEDS, min_nodes=1, max_nodes=2, watchdog_s=WATCHDOG_S)
-async def test_a_node_that_hangs_keeps_nothing_of_a_dead_job(job: SimJob) -> None:
-    """Its process lives, and would renew the job's lease for as long as it does."""
-    threads = await watched(job, "ab")
-    end_agent(job.nodes["a"])
-    threads["a"].cancel()
-    await job.until_works("b")
-    job.crash("b")
-    keys = (job.keys.round, job.keys.change)
-    await job.until(
-        lambda: not any(job.server.snapshot(key) for key in keys),
-        "the job's keys are gone",
-        TIMING.job_ttl_s + 2 * TTL_S,
-    )
 
 
 @simulated(SEEDS, min_nodes=2, max_nodes=3)

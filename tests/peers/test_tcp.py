@@ -542,16 +542,3 @@ async def test_anything_after_the_greeting_is_ignored(a: TcpPeers, b: TcpPeers) 
         await writer.drain()
     assert (await reached(a, b.port)).answer is Answer.SAME
     writer.transport.abort()
-
-
-@paired
-async def test_a_node_that_was_disowned_answers_nobody_until_it_is_admitted_again(
-    a: TcpPeers, b: TcpPeers
-) -> None:
-    """Its process lives, and accepts; its links end without a goodbye."""
-    link = await link_to(a, b.port)
-    b.disown()
-    assert await link.ended() is LinkEnd.CLOSED
-    assert (await reached(a, b.port)).answer is Answer.MUTE
-    await b.admit(B)
-    (await link_to(a, b.port)).close()

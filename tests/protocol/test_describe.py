@@ -40,7 +40,6 @@ from rdzv_etcd.world_change import (
     how_gone,
     how_reported,
     how_silent,
-    how_wedged,
     lost,
     may_be_gone,
 )
@@ -54,7 +53,6 @@ LOSSES = [
     how_gone("vm~9200", "another node answers there"),
     how_silent("vm~9200", "not reached"),
     how_reported("vm~9200", "no heartbeat for 9 s"),
-    how_wedged(4.0),
     how_evicted("root@vm", ""),
     how_evicted("root@vm", "no power"),
     "whatever a stranger wrote\n",

@@ -198,7 +198,7 @@ def test_contradictions_name_what_was_typed(pem: Path, tmp_path: Path) -> None:
         ({"timeout": "-1"}, "timeout='-1' must be a positive number of seconds"),
         ({"timeout": "inf"}, "must be a positive"),
         ({"timeout": 1e300}, "at most ten years"),
-        ({"watchdog": "-0.1"}, "watchdog='-0.1' must be a number of seconds, zero or more"),
+        ({"peer_silence": "-0.1"}, "peer_silence='-0.1' must be a number of seconds, zero or more"),
         ({"node_unit": "0"}, "node_unit='0' must be a whole number from 1 to 1000000"),
         ({"embed": "maybe"}, "embed='maybe' must be 0 or 1"),
         ({"embed": 2}, "must be 0 or 1"),

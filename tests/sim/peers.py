@@ -175,8 +175,7 @@ class PeerSwitch:
             await asyncio.sleep(max(0.0, until_s - loop.time()))
             return Contact(Answer.UNREACHABLE, "timed out")
         is_refused = to[0] in self._refused or by.place[0] in self._refused_for
-        is_disowned = there is not None and there.is_disowned and there.state is State.ALIVE
-        if to[0] in self._accepted_for_all or (is_disowned and not is_refused):
+        if to[0] in self._accepted_for_all:
             return Contact(Answer.MUTE)
         if is_refused or there is None or there.state is State.DEAD:
             return Contact(Answer.REFUSED)
@@ -208,8 +207,6 @@ class MemoryPeer:
     place: Place
     me: Peer | None = None
     state: State = State.ALIVE
-    is_disowned: bool = False
-    """Whether its process has closed all connections, and closes new ones."""
     _waiting: list[asyncio.Future[None]] = field(default_factory=list)
 
     @property
@@ -223,12 +220,7 @@ class MemoryPeer:
 
     async def admit(self, me: Peer) -> None:
         self.me = me
-        self.is_disowned = False
         self.wake()
-
-    def disown(self) -> None:
-        self.is_disowned = True
-        self.switch.end_links_to(self)
 
     async def connect(self, address: str, port: int, peer: Peer, timeout_s: float) -> Contact:
         return await self.switch.connect(self, (address, port), peer, timeout_s)

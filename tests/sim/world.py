@@ -218,7 +218,6 @@ class SimJob:
         slice_nodes: int = DEFAULT_SLICE_NODES,
         peer_links: bool = False,
         peer_silence_s: float | None = None,
-        watchdog_s: float = 0.0,
         history: int = 100,
     ) -> None:
         self.loop = loop
@@ -233,7 +232,6 @@ class SimJob:
             after_end=after_end,
             slice_nodes=slice_nodes,
             peer_silence_s=peer_silence_s,
-            watchdog_s=watchdog_s,
             history=history,
         )
         silence_s = self.settings.peer_silence_limit_s

@@ -78,7 +78,6 @@ def in_world(world: rdzv_etcd.World) -> None:
     world.barrier("loaded", timeout_s=60)
     in_store(world.store)
     assert_type((world.over, world.should_yield), tuple[bool, bool])
-    world.alive()
     assert_type(world.wait_over(0.0), bool)
     assert_type(why(world.change), str)
 
