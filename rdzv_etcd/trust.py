@@ -13,7 +13,7 @@ import os
 import socket
 import ssl
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -65,7 +65,7 @@ class Certificates:
     """As PEM, for servers and clients alike."""
 
     authority: str
-    own: str
+    own: str = field(repr=False)
     """A certificate, and its key."""
 
 
@@ -82,7 +82,7 @@ def make_certificates(
 ) -> Certificates:
     """Make a certificate, for a server at ``hosts``; valid for ten years.
 
-    Raises :class:`SettingsError` if the package ``cryptography`` is missing.
+    Raises :class:`SettingsError` if the package ``cryptography`` is missing, or has no scrypt.
     """
     authority = _authority_key(secret)
     from cryptography import x509  # noqa: PLC0415 - only who has a secret pays
@@ -145,15 +145,24 @@ def make_certificates(
 def _authority_key(secret: str) -> EllipticCurvePrivateKey:
     """A stranger who connects sees what this has signed, and may try secrets: each costs time."""
     try:
-        from cryptography.hazmat.primitives.asymmetric import ec  # noqa: PLC0415 - as above
+        from cryptography.exceptions import UnsupportedAlgorithm  # noqa: PLC0415 - as above
+        from cryptography.hazmat.primitives.asymmetric import ec  # noqa: PLC0415
         from cryptography.hazmat.primitives.kdf.scrypt import Scrypt  # noqa: PLC0415
     except ImportError as error:
         raise SettingsError(
             "a secret for an embedded etcd (RDZV_ETCD_EMBED_SECRET, embed_secret_file) takes the "
             "package cryptography, which makes its certificates: pip install 'rdzv-etcd[embedded]'"
         ) from error
-    # 16 bytes more than the order has: no private key is likelier than another.
-    derived = Scrypt(salt=_SALT, length=48, n=1 << 15, r=8, p=1).derive(secret.encode())
+    try:
+        # 16 bytes more than the order has: no private key is likelier than another.
+        derived = Scrypt(salt=_SALT, length=48, n=1 << 15, r=8, p=1).derive(secret.encode())
+    except UnsupportedAlgorithm as error:
+        raise SettingsError(
+            "certificates cannot be made from the secret of an embedded etcd, as this host's "
+            f"OpenSSL refuses scrypt, perhaps in FIPS mode ({error}): use an etcd of your own, "
+            "with certificates, or leave out the secret and let only the job's hosts reach the "
+            "ports"
+        ) from error
     number = int.from_bytes(derived, "big") % (_P256_ORDER - 1) + 1
     return ec.derive_private_key(number, ec.SECP256R1())
 
@@ -174,12 +183,23 @@ def client_files(secret: str) -> CertificateFiles:
 
 def in_memory(certificates: Certificates) -> CertificateFiles:
     """Return files that only this process and its user have, and that end with it: both gRPC's
-    users and OpenSSL take certificates as files."""
+    users and OpenSSL take certificates as files.
+
+    Raises :class:`SettingsError` if the system does not allow that.
+    """
     descriptors = []
-    for text in (certificates.authority, certificates.own):
-        descriptor = os.memfd_create("certificate")
-        os.write(descriptor, text.encode())
-        descriptors.append(Path(f"/proc/self/fd/{descriptor}"))
+    try:
+        for text in (certificates.authority, certificates.own):
+            descriptor = os.memfd_create("certificate")
+            os.write(descriptor, text.encode())
+            descriptors.append(Path(f"/proc/self/fd/{descriptor}"))
+            descriptors[-1].stat()
+    except OSError as error:
+        raise SettingsError(
+            f"the certificates of an embedded etcd cannot be kept in memory ({error}): allow "
+            "memfd_create (see its seccomp profile, and vm.memfd_noexec) and /proc/self/fd, and "
+            "enough open files (`ulimit -n`)"
+        ) from error
     return CertificateFiles(*descriptors)
 
 

@@ -278,12 +278,13 @@ def _connection(
 
 def _embed_secret(given: _Given, environ: Mapping[str, str]) -> str | None:
     option = "embed_secret_file"
-    secret, path = _secret(given, option, SECRET_VARIABLE, environ), given.value(option)
+    secret = _secret(given, option, SECRET_VARIABLE, environ, is_private=True)
+    path = given.value(option)
     named = SECRET_VARIABLE if path is None else f"{option}={str(path)!r}"
     if secret is None and SECRET_VARIABLE in environ:
         secret = ""  # not "none": what should have filled it has failed
     if secret is not None:
-        check_embed_secret(secret, named, path)
+        check_embed_secret(secret, named)
     return secret
 
 
@@ -332,11 +333,18 @@ def _credentials(given: _Given, environ: Mapping[str, str]) -> Credentials | Non
     return Credentials(user, password, **given.fields(Credentials))
 
 
-def _secret(given: _Given, option: str, variable: str, environ: Mapping[str, str]) -> str | None:
+def _secret(
+    given: _Given,
+    option: str,
+    variable: str,
+    environ: Mapping[str, str],
+    *,
+    is_private: bool = False,
+) -> str | None:
     """The content of the file that was named, else the variable; never part of a message."""
     path = given.value(option)
     if path is not None:
-        return read_secret(path, given.typed(option))
+        return read_secret(path, given.typed(option), is_private=is_private)
     value = environ.get(variable, "").rstrip("\r\n")
     if not value.isprintable():
         raise SettingsError(f"{variable} has characters that are not text")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
 import stat
 from dataclasses import replace
 from pathlib import Path
@@ -26,22 +27,30 @@ _from_pipes: dict[tuple[Path, int, int], bytes] = {}
 file system may use an inode again."""
 
 
-def read_secret(path: Path, typed: str, *, may_wait: bool = True, limit_s: float = 60.0) -> str:
+def read_secret(
+    path: Path,
+    typed: str,
+    *,
+    may_wait: bool = True,
+    limit_s: float = 60.0,
+    is_private: bool = False,
+) -> str:
     """Return the file's line; ``typed`` is the option that named it.
 
     Blocks until a pipe is written to and closed, which a person may have to do, but not beyond
     ``limit_s``; a pipe that has not been read before is refused unless it ``may_wait``. Raises
-    :class:`SettingsError` if it cannot be read, is empty, too large or no text.
+    :class:`SettingsError` if it cannot be read, is empty, too large or no text, or ``is_private``
+    but open to other users.
     """
     named = f"{typed}={str(path)!r}"
     try:
         status = path.stat()
         if not stat.S_ISFIFO(status.st_mode):
-            content = read_file(path, named, MAX_SECRET)
+            content = read_file(path, named, MAX_SECRET, is_private=is_private)
         elif (identity := (path, status.st_dev, status.st_ino)) in _from_pipes:
             content = _from_pipes[identity]
         elif may_wait:
-            content = _from_pipes[identity] = _read_pipe(path, named, limit_s)
+            content = _from_pipes[identity] = _read_pipe(path, named, limit_s, is_private)
         else:
             raise SettingsError(
                 f"{named} is a pipe now, which is not waited for while a job runs: put a file there"
@@ -71,17 +80,12 @@ def read_again(credentials: Credentials) -> Credentials:
     return replace(credentials, user=user, password=password)
 
 
-def check_embed_secret(secret: str, named: str, path: Path | None) -> None:
-    """Raise :class:`SettingsError` if it can be guessed, or its file be read by anybody."""
+def check_embed_secret(secret: str, named: str) -> None:
+    """Raise :class:`SettingsError` if it can be guessed."""
     if len(secret) < SHORTEST_SECRET:
         raise SettingsError(
             f"{named} has {len(secret)} characters, and must have at least {SHORTEST_SECRET}: who "
             "guesses it controls the workers; make one with `openssl rand -hex 32`"
-        )
-    if path is not None and (mode := path.stat().st_mode) & stat.S_IROTH:
-        raise SettingsError(
-            f"{named} can be read by every user of this machine (mode {stat.S_IMODE(mode):04o}): "
-            "chmod 600 it; in a Kubernetes Secret's volume set defaultMode: 0400"
         )
 
 
@@ -90,16 +94,19 @@ def tls_from(secret: str) -> Tls:
     return Tls(*client_files(secret))
 
 
-def read_file(path: Path, named: str, most: int) -> bytes:
+def read_file(path: Path, named: str, most: int, *, is_private: bool = False) -> bytes:
     """Return what is in a file of at most so many bytes, without waiting for a writer.
 
-    Raises OSError, and :class:`SettingsError` if it is larger, a pipe or a device.
+    Raises OSError, and :class:`SettingsError` if it is larger, a pipe or a device, or
+    ``is_private`` but open to other users.
     """
     mode = path.stat().st_mode
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # opening a directory fails as such
         kind = "pipe" if stat.S_ISFIFO(mode) else "socket" if stat.S_ISSOCK(mode) else "device"
         raise SettingsError(f"{named} is a {kind}; it must be a file")
     with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+        if is_private:
+            _check_private(file.fileno(), path, named)
         return _at_most(most, file.read(most + 1), named)
 
 
@@ -109,11 +116,23 @@ def _at_most(most: int, content: bytes, named: str) -> bytes:
     return content
 
 
-def _read_pipe(path: Path, named: str, limit_s: float) -> bytes:
+def _check_private(descriptor: int, path: Path, named: str) -> None:
+    mode = os.fstat(descriptor).st_mode
+    if mode & (stat.S_IROTH | stat.S_IWOTH):
+        raise SettingsError(
+            f"{named} is open to every user of this machine (mode {stat.S_IMODE(mode):04o}): "
+            f"`chmod 600 {shlex.quote(str(path))}`; in a Kubernetes Secret's volume set "
+            "defaultMode: 0400"
+        )
+
+
+def _read_pipe(path: Path, named: str, limit_s: float, is_private: bool) -> bytes:
     """Read ``--rdzv-conf=password_file=<(command)``, in a thread, as opening it may block."""
 
     def read() -> bytes:
         with path.open("rb") as pipe:
+            if is_private:
+                _check_private(pipe.fileno(), path, named)
             return pipe.read(MAX_SECRET + 1)
 
     reading = begun_in_thread(read, "rdzv-etcd secret")

@@ -15,6 +15,7 @@ from rdzv_etcd.errors import SettingsError
 from rdzv_etcd.settings import Credentials, secrets
 from rdzv_etcd.settings.fields import MAX_SECRET
 from rdzv_etcd.settings.secrets import read_again, read_secret
+from rdzv_etcd.trust import make_certificates
 from tests.settings.tools import refused, settings
 from tests.support.processes import run
 
@@ -143,11 +144,22 @@ def test_a_password_in_a_file_is_read_again(tmp_path: Path) -> None:
         read_again(credentials)
 
 
-_WITHOUT_CRYPTOGRAPHY = """
-import sys
-sys.modules["cryptography"] = None
+_WITH_A_SECRET = """
 from tests.settings.tools import settings
 settings(environ={"RDZV_ETCD_EMBED_SECRET": 16 * "x"})
+"""
+_WITHOUT_CRYPTOGRAPHY = f"import sys; sys.modules['cryptography'] = None{_WITH_A_SECRET}"
+_WITHOUT_MORE_FILES = f"""
+from rdzv_etcd.trust import make_certificates; make_certificates(16 * "x")
+import encodings.idna, resource; resource.setrlimit(resource.RLIMIT_NOFILE, (4, 4))
+{_WITH_A_SECRET}
+"""
+_FIPS_MODE = """
+openssl_conf = init
+[init]
+alg_section = algorithms
+[algorithms]
+default_properties = fips=yes
 """
 
 
@@ -157,13 +169,39 @@ def test_an_embedded_etcds_secret_becomes_certificates(tmp_path: Path) -> None:
     assert made.tls is not None
     assert str(made) == "https://h1:2379"
     assert secret not in repr(made)
+    assert "PRIVATE KEY" not in repr(make_certificates(secret))
     file = tmp_path / "secret"
     file.touch(0o640)  # as a Kubernetes Secret's, with an fsGroup
     file.write_text(f"{secret}\n")
     given = settings(endpoint="https://h1", embed_secret_file=file).connection
     assert (given.secret, given.tls) == (secret, made.tls)
-    done = run([sys.executable, "-c", _WITHOUT_CRYPTOGRAPHY], cwd=Path(__file__).parents[2])
-    assert re.search(r"takes the package cryptography.*pip install 'rdzv-etcd\[embed", done.stderr)
+
+
+@pytest.mark.parametrize(
+    ("program", "openssl", "why"),
+    [
+        (
+            _WITHOUT_CRYPTOGRAPHY,
+            "",
+            r"takes the package cryptography.*pip install 'rdzv-etcd\[embed",
+        ),
+        (
+            _WITH_A_SECRET,
+            _FIPS_MODE,
+            "OpenSSL refuses scrypt, perhaps in FIPS mode.*use an etcd",
+        ),
+        (_WITHOUT_MORE_FILES, "", r"be kept in memory \(.*Too many open files\): allow memfd_crea"),
+    ],
+    ids=["no package", "FIPS", "no more files"],
+)
+def test_a_system_that_cannot_make_or_keep_certificates_is_named(
+    tmp_path: Path, program: str, openssl: str, why: str
+) -> None:
+    conf = tmp_path / "openssl.cnf"
+    conf.write_text(openssl)
+    environ = {"OPENSSL_CONF": str(conf)}
+    done = run([sys.executable, "-c", program], cwd=Path(__file__).parents[2], env=environ)
+    assert re.search(f"SettingsError: .*{why}", done.stderr), done.stderr
 
 
 @pytest.mark.parametrize(
@@ -172,17 +210,37 @@ def test_an_embedded_etcds_secret_becomes_certificates(tmp_path: Path) -> None:
         (b"fifteen-letters", 0o600, "has 15 characters, and must have at least 16.*openssl rand"),
         (b"\n", 0o600, "is empty"),
         (b"sixteen letters\xff", 0o600, "is not UTF-8"),
-        (b"sixteen letters and more", 0o604, "every user of this machine .mode 0604.: chmod 600"),
+        (
+            b"sixteen letters and more",
+            0o604,
+            "every user of this machine .mode 0604.: `chmod 600 '",
+        ),
+        (
+            b"sixteen letters and more",
+            0o602,
+            "every user of this machine .mode 0602.: `chmod 600 '",
+        ),
     ],
 )
 def test_a_secret_that_keeps_nobody_out_is_refused(
     tmp_path: Path, content: bytes, mode: int, why: str
 ) -> None:
-    file = tmp_path / "secret"
+    file = tmp_path / "a secret"
     file.write_bytes(content)
     file.chmod(mode)
     message = refused(f"embed_secret_file='{file}' .*{why}", embed_secret_file=file)
     assert "letters" not in message
+
+
+def test_what_is_judged_of_a_secrets_file_is_what_was_read(tmp_path: Path) -> None:
+    pipe = tmp_path / "secret"
+    os.mkfifo(pipe, 0o600)
+    with ThreadPoolExecutor() as pool:
+        reading = pool.submit(settings, embed_secret_file=pipe)
+        with pipe.open("w") as file:  # it is open for reading as well now
+            pipe.unlink()
+            file.write("staple-battery-horse")
+    assert reading.result().connection.secret == "staple-battery-horse"
 
 
 def test_a_secret_that_cannot_be_meant_is_refused(tmp_path: Path) -> None:
