@@ -107,12 +107,12 @@ PROCESS_EXITED = "its process exited"
 HOST_SILENT = "its host is silent"
 LEFT = "left"
 """Followed by the reason, if the member gave one: see :func:`left_because`."""
-_REPORTED = "reported dead"
+_EVICTED = "evicted by"
 _CAUSES = {
     LEASE_EXPIRED: "lease_expired",
     PROCESS_EXITED: "process_gone",
     HOST_SILENT: "host_silent",
-    _REPORTED: "reported",
+    _EVICTED: "evicted",
 }
 """The labels of the metrics, by how the text begins."""
 _SHOWN_REASON = 100
@@ -142,14 +142,9 @@ def how_silent(by: str, why: str) -> str:
     return f"{HOST_SILENT} ({why}; noticed by {by})"
 
 
-def how_reported(by: str, evidence: str) -> str:
-    """A program has reported that the node is dead."""
-    return f"{_REPORTED}: {evidence} (by {by})"
-
-
 def how_evicted(by: str, reason: str) -> str:
     """An operator has found that the node does not answer."""
-    return shown(f"evicted by {by}{f': {reason}' if reason else ''}")
+    return shown(f"{_EVICTED} {by}{f': {reason}' if reason else ''}")
 
 
 def cause_of_loss(how: str) -> str:

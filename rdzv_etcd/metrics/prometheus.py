@@ -20,7 +20,7 @@ JOB = "job_id"
 """A label of every metric. Not ``job``: that one is Prometheus's own, for what it scrapes."""
 CHANGES = ("lost", "left", "waiting", "expelled", "finished", "failed", "moved_on")
 """Why a world is over: the names of what :attr:`rdzv_etcd.World.change` may be."""
-LOSSES = ("lease_expired", "process_gone", "host_silent", "reported", "other")
+LOSSES = ("lease_expired", "process_gone", "host_silent", "evicted", "other")
 """How a member was lost."""
 
 _JOB_SHOWN = 200

@@ -1,36 +1,29 @@
 """Accusations: suspicions in etcd that a member is dead, and what becomes of them.
 
-A node accuses others because of its links (:mod:`rdzv_etcd.node.peers`), or because its program
-has reported them (:class:`Reports`). A node that lives refutes both in the same way: see
+A node accuses others because of its links (:mod:`rdzv_etcd.node.peers`), and ``rdzv-etcd evict``
+for an operator. A node that lives refutes both in the same way: see
 :mod:`rdzv_etcd.protocol.liveness`.
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 from dataclasses import dataclass
 from functools import partial
 
-from rdzv_etcd.errors import EtcdError, LeaseNotFoundError, MisuseError, StateCorruptError
+from rdzv_etcd.errors import EtcdError, LeaseNotFoundError, StateCorruptError
 from rdzv_etcd.etcd.port import Etcd, KeyValue
 from rdzv_etcd.node.context import NodeContext
-from rdzv_etcd.node.slices import members_of
 from rdzv_etcd.protocol import requests
 from rdzv_etcd.protocol.keys import JobKeys
 from rdzv_etcd.protocol.liveness import LocalHealth, answer_grace_s
-from rdzv_etcd.protocol.member import Member, Phase
 from rdzv_etcd.protocol.model import Accusation, NodeInfo
 from rdzv_etcd.protocol.views import place_in
-from rdzv_etcd.text import shown
-from rdzv_etcd.world_change import how_reported, may_be_gone
+from rdzv_etcd.world_change import may_be_gone
 
 _SETTLED_S = 2.0
 """A node that has been in contact with etcd for less than this accuses no node of being silent."""
 _ROOM_S = 1.0
 """A member may be accused so long after it began to watch its own presence: then it can answer."""
-_EVIDENCE = 200
-"""Characters of the evidence that the others are shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +94,8 @@ class _Made:
 
 
 class Accuser:
-    """The accusations of one source of evidence, a node's links or its program, and how far that
-    is to be trusted. What reads or writes raises EtcdError."""
+    """The accusations that a node makes because of its links, and how far these are to be trusted.
+    What reads or writes raises EtcdError."""
 
     def __init__(self, context: NodeContext) -> None:
         self._context = context
@@ -118,15 +111,11 @@ class Accuser:
         """Note that this node has just become a member of a world."""
         self._entered_s = self._context.clock.now_s()
 
-    def earliest_s(self, info: NodeInfo, *, is_certain: bool) -> float:
-        """From when on a member of this world may be accused: it can answer by then and, unless
-        the evidence is certain, this node has been in contact with etcd for a while."""
-        session = self._context.session
-        watches_s = 0.0 if info.peer_port else (info.lease_ttl_s or session.ttl_s) / 3
-        earliest_s = self._entered_s + watches_s + _ROOM_S
-        if not is_certain:
-            earliest_s = max(earliest_s, session.in_contact_since_s() + _SETTLED_S)
-        return earliest_s
+    def earliest_s(self) -> float:
+        """From when on a member of this world may be accused of being silent: it can answer by
+        then, and this node has been in contact with etcd for a while."""
+        in_contact_since_s = self._context.session.in_contact_since_s()
+        return max(self._entered_s + _ROOM_S, in_contact_since_s + _SETTLED_S)
 
     def quiet_until_s(self, node_id: str) -> float:
         """Until when that member may not be accused, because earlier accusations were refuted."""
@@ -211,103 +200,3 @@ class Accuser:
                 return  # tried again in the next world; at last they go with this node's session
             if self._made.get(node_id) is made:
                 del self._made[node_id]
-
-
-class Reports:
-    """The accusations that a node's program makes: a supervisor, or a health checker."""
-
-    def __init__(self, context: NodeContext, member: Member) -> None:
-        self._context = context
-        self._member = member
-        self._me = member.node_id
-        self.accuser = Accuser(context)
-        self._last = ""
-        """The member that was reported last, until it is known what became of that."""
-        self._one_at_a_time = asyncio.Lock()
-
-    async def make(self, node_id: object, evidence: object, *, certain: bool) -> bool:
-        """Report that member dead; return whether that stands in etcd.
-
-        Raises MisuseError if it is no member of the present world, or this node itself, or the
-        evidence is invalid; and EtcdError.
-        """
-        if not isinstance(node_id, str):
-            raise MisuseError(
-                f"the member is {shown(repr(node_id), 80)}; it must be one of world.members, or "
-                "its node id"
-            )
-        if not isinstance(evidence, str) or not evidence.strip():
-            raise MisuseError(
-                f"the evidence is {shown(repr(evidence), 80)}; it must say in words what was seen "
-                "of the member: all members are shown it"
-            )
-        async with self._one_at_a_time:
-            epoch = await self._world_with(node_id)
-            await self._judge_last()
-            is_made = await self._make(epoch, node_id, evidence.strip(), is_certain=bool(certain))
-            if is_made:
-                self._last = node_id
-            return is_made
-
-    async def look_back(self) -> None:
-        """Look in time whether the last report was right: the next world does not show that."""
-        with contextlib.suppress(EtcdError):  # the next report looks as well
-            await self._judge_last()
-
-    async def _judge_last(self) -> None:
-        if last := self._last:
-            await self.accuser.until_decided(last)
-            self.accuser.is_refuted(last, await self.accuser.read(last))
-            self._last = ""
-
-    async def _world_with(self, node_id: str) -> int:
-        """Return the epoch of the world that this node and that one are in. Raises MisuseError."""
-        member = self._member
-        member.check_not_gone()
-        record = member.record
-        if record is None or member.phase is not Phase.MEMBER:
-            raise MisuseError("this node is in no world, so it has no members to report")
-        if node_id == self._me:
-            raise MisuseError("this node reports itself dead: leave() ends its part")
-        if node_id not in await members_of(self._context, record):
-            raise MisuseError(
-                f"{shown(node_id, 80)!r} is no member of the present world (round {record.number})"
-            )
-        return member.epoch
-
-    async def _make(self, epoch: int, node_id: str, evidence: str, *, is_certain: bool) -> bool:
-        context, accuser = self._context, self.accuser
-        while True:
-            self._member.check_not_gone()
-            if accuser.is_declared_lost(node_id) or not self._takes_part(epoch):
-                return False
-            presence = (await accuser.read(node_id)).presence
-            if presence is None:
-                return False
-            kv, info = presence
-            until_s = accuser.earliest_s(info, is_certain=is_certain)
-            if context.clock.now_s() < until_s:
-                await context.wakeup.wait(until_s, when=lambda: not self._takes_part(epoch))
-                continue
-            if context.clock.now_s() < accuser.quiet_until_s(node_id):
-                context.log.warn(
-                    f"the report that {context.log.names(node_id)} is dead is not passed on: this "
-                    "node was wrong about it or about others a moment ago"
-                )
-                return False
-            if not context.session.lease_id:
-                await context.wakeup.wait(
-                    when=lambda: context.session.lease_id != 0 or not self._takes_part(epoch)
-                )
-                continue
-            how = how_reported(context.log.names(self._me), shown(evidence, _EVIDENCE))
-            accusation = Accusation(self._me, how, is_certain, info.round_trip_ms)
-            if await accuser.accuse(node_id, kv, accusation):
-                return True
-
-    def _takes_part(self, epoch: int) -> bool:
-        """Whether this node is in that world, and neither expelled nor at the end of its job, nor
-        broken: then it opens no session any more."""
-        member = self._member
-        is_out = member.evicted or member.closure is not None or member.failure is not None
-        return member.works_in(epoch) and not is_out

@@ -17,7 +17,6 @@ from rdzv_etcd.etcd.port import Etcd, GetResult
 from rdzv_etcd.metrics import Recorder
 from rdzv_etcd.node import leave as leaving
 from rdzv_etcd.node import recover
-from rdzv_etcd.node.accuse import Reports
 from rdzv_etcd.node.context import Identity, NodeContext, make_context
 from rdzv_etcd.node.job_leases import keep_job_leases
 from rdzv_etcd.node.job_watch import JobWatch
@@ -82,9 +81,7 @@ class Node:
         self._named_in: tuple[int, ...] = ()
         """The state of the keys from which this node has learned the others' names."""
         self._leadership = Leadership(self._context, self._member)
-        self._reports = Reports(self._context, self._member)
         self._peers = None if network is None else PeerLinks(self._context, self._member, network)
-        self._accusers = [each.accuser for each in (self._reports, self._peers) if each is not None]
         self._tasks = Tasks()
         self._duties: list[asyncio.Task[None]] = []
         """The tasks that run until this node leaves; empty: it has not started, or has left."""
@@ -292,7 +289,8 @@ class Node:
         finally:
             logging_waits.cancel()
         recorder.joined(seat.round, seat.epoch, seat.size, clock.now_s())
-        for accuser in self._accusers:
+        if self._peers is not None:
+            accuser = self._peers.accuser
             accuser.note_world()
             if accuser.has_made_any:
                 self.attend(accuser.withdraw(), "withdrawing accusations")
@@ -303,13 +301,6 @@ class Node:
         if self._member.phase is Phase.MEMBER:
             cause = cause_of_end(self.last_change or MovedOn())
             self._context.recorder.world_over(cause, self._context.clock.now_s())
-
-    async def report_dead(self, node_id: object, evidence: object, *, certain: bool) -> bool:
-        """Report that a member is dead; see :meth:`rdzv_etcd.Group.report_dead`."""
-        is_made = await self._reports.make(node_id, evidence, certain=certain)
-        if is_made:
-            self.attend(self._reports.look_back(), "looking back at a report")
-        return is_made
 
     def _check_not_drained(self) -> None:
         """Raise DrainedError if this node is being drained; a run that is over ends it

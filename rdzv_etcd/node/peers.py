@@ -371,7 +371,7 @@ class PeerLinks:
         is_gone = evidence is Evidence.GONE
         from_s = self.accuser.quiet_until_s(info.node_id)
         if not is_gone:
-            from_s = max(from_s, self.accuser.earliest_s(info, is_certain=False))
+            from_s = max(from_s, self.accuser.earliest_s())
         if clock.now_s() < from_s or not context.session.lease_id:
             await clock.sleep(max(_PAUSE_S, from_s - clock.now_s()))
             return

@@ -22,7 +22,7 @@ from rdzv_etcd.runtime.faces import Blocking, Call, LastCall
 from rdzv_etcd.settings import Settings
 from rdzv_etcd.world.observer import JobEvents, open_events
 from rdzv_etcd.world.participant import Connect, Participant, leave_all
-from rdzv_etcd.world.world import AnyWorld, World, WorldMember
+from rdzv_etcd.world.world import AnyWorld, World
 
 __all__ = ["Group", "leave_all"]
 
@@ -120,37 +120,6 @@ class AnyGroup(Generic[W]):
         :class:`~rdzv_etcd.errors.ForkedProcessError` in a forked child."""
         self._part.refuse_in_child()
         return self._part.node.closure()
-
-    # -- the job ----------------------------------------------------------------------------------
-
-    @Call
-    async def report_dead(
-        self, member: WorldMember | str, evidence: str, *, certain: bool = False
-    ) -> bool:
-        """Report that a member of the present world is dead, as a supervisor may know before its
-        lease expires. Has the effect of a broken link between two nodes, also with
-        ``peer_links=0``.
-
-        ``member`` is one of ``world.members``, or a node id. ``evidence`` says in words what was
-        seen; it appears in ``world.change`` and in the logs of all nodes. ``certain``: its process
-        is known to be gone, not just silent. A member that lives and reaches etcd answers with one
-        write, and nothing restarts; otherwise the job's leader declares it lost, after 0.03 s if
-        the report is certain, else after 0.3 s, plus four times etcd's latency. The leader believes
-        an uncertain report only after ``lease_ttl`` in contact with etcd itself.
-
-        Returns whether the report stands in etcd. ``False``: the member is gone or was declared
-        lost already, the world is another one, or a recent report of this node was wrong (it
-        accuses the same member again only after a minute, and no member for a minute after three
-        mistakes, which it logs at WARNING). Waits for some requests; until the world is a second
-        old (without links, a second and a third of ``lease_ttl``), since its members can answer
-        only then; and until the member reported last has answered or was declared lost. Raises
-        :class:`~rdzv_etcd.errors.MisuseError` for this node itself, for a node that is not a member
-        of the present world, and for empty evidence;
-        :class:`~rdzv_etcd.errors.RendezvousFailedError` if this node leaves, and
-        :class:`~rdzv_etcd.errors.EtcdError`.
-        """
-        node_id = member.node_id if isinstance(member, WorldMember) else member
-        return await self._part.node.report_dead(node_id, evidence, certain=certain)
 
     # -- the end ----------------------------------------------------------------------------------
 

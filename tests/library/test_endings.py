@@ -173,7 +173,6 @@ def test_every_call_says_that_the_node_has_left_if_another_thread_leaves_meanwhi
                 "finish": here.finish,
                 "fail": partial(here.fail, "test"),
                 "fail with force": partial(here.fail, "test", force=True),
-                "report_dead": partial(here.report_dead, other.node_id, "test"),
                 "events": here.events,
                 "barrier": partial(world.barrier, "test", LIMIT_S),
                 "exchange": partial(world.exchange, b"test", LIMIT_S),

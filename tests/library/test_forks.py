@@ -149,7 +149,7 @@ def test_a_handler_and_a_store_in_a_child_tell_the_way_out(job: Job) -> None:
 
 
 ARGUMENTS = {
-    "Group": {"report_dead": ("other~1~0", "gone"), "fail": ("bad",), "when_left": (None,)},
+    "Group": {"fail": ("bad",), "when_left": (None,)},
     "World": {"barrier": ("b",), "exchange": (b"v",)},
     "RoundStore": {
         **dict.fromkeys(("get", "delete"), ("k",)),

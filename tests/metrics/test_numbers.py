@@ -28,8 +28,8 @@ from rdzv_etcd.world_change import (
     Waiting,
     WorldChange,
     cause_of_loss,
+    how_evicted,
     how_gone,
-    how_reported,
     how_silent,
     left_because,
 )
@@ -149,7 +149,7 @@ def test_what_was_seen_of_a_loss_has_a_cause() -> None:
     by = "b~1~x"
     assert cause_of_loss(how_gone(by, "refused", 0.01)) == "process_gone"
     assert cause_of_loss(how_silent(by, "timed out")) == "host_silent"
-    assert cause_of_loss(how_reported(by, "lease expired")) == "reported"
+    assert cause_of_loss(how_evicted("root@vm", "lease expired")) == "evicted"
     assert cause_of_loss("lease expired") == "lease_expired"
     assert cause_of_loss("whatever a stranger wrote") == "other"
     lost = {"a": how_gone(by, "refused", 0.01), "c": left_because("done"), "d": "lease expired"}
@@ -178,7 +178,7 @@ def test_the_page_has_what_the_table_says_and_nothing_else() -> None:
     recorder = PrometheusRecorder("job")
     recorder.join_began(1.0)
     recorder.join_failed("EtcdError")
-    recorder.declared_lost("reported", 1.0)
+    recorder.declared_lost("evicted", 1.0)
     families = list(Page(recorder, {"file": "here"}).registry().collect())
     assert {(family.name, family.type, family.documentation) for family in families} == {
         (name.removesuffix("_total"), metric.type, metric.help) for name, metric in METRICS.items()
@@ -198,7 +198,7 @@ def test_the_document_s_queries_and_alerts_name_what_there_is() -> None:
     recorder = PrometheusRecorder("job")
     recorder.join_began(1.0)
     recorder.join_failed("EtcdError")
-    recorder.declared_lost("reported", 1.0)
+    recorder.declared_lost("evicted", 1.0)
     families = list(Page(recorder, {}).registry().collect())
     samples = {sample.name for family in families for sample in family.samples}
     document = Document(ROOT / "docs/metrics.md")

@@ -11,8 +11,6 @@ from rdzv_etcd.errors import DrainedError, EtcdUnavailableError, GateError
 from rdzv_etcd.etcd.port import Etcd, Put, Txn
 from rdzv_etcd.node.gate import Failure, Gate
 from rdzv_etcd.node.leave import request_drain
-from rdzv_etcd.protocol import requests
-from rdzv_etcd.protocol.model import Accusation
 from rdzv_etcd.settings import JobSettings
 from rdzv_etcd.testing import SimClock
 from tests.node.test_refusals import warnings_of
@@ -61,14 +59,6 @@ async def ask(job: SimJob, node_id: str, why: str = "why", etcd: Etcd | None = N
     """Ask a node to leave, as an operator does."""
     etcd = etcd or job.server.connect(OPERATOR)
     return await request_drain(etcd, job.keys, SimClock(job.loop), node_id, why)
-
-
-def accuse(job: SimJob, node: SimNode, by: SimNode, *, certain: bool = True) -> None:
-    (presence,) = job.server.snapshot(job.keys.node(node.node_id))
-    accusation = Accusation(by.node_id, "its process exited", certain)
-    session = by.lease_id
-    txn = requests.accuse(job.keys, node.node_id, presence, accusation, session)
-    job.server.apply(txn, by.node_id)
 
 
 # --- drains ---------------------------------------------------------------------------------------
@@ -182,7 +172,7 @@ async def test_a_node_that_is_wrongly_accused_just_then_is_asked_when_it_has_ans
     node, by = job.loop.rng.sample(job.followers(), 2)
     if not lives:
         job.crash(node.name)
-    accuse(job, node, by, certain=certain)
+    job.accuse(node, by, certain=certain)
     assert await ask(job, node.node_id) is lives
     if lives:
         await job.until(lambda: node.node.drain is not None, "it hears of it", KNOWN_S)
@@ -201,7 +191,7 @@ async def test_a_request_to_leave_that_had_to_connect_first_waits_no_longer_for_
     asking = asyncio.ensure_future(ask(job, node.node_id, etcd=etcd))
     await job.pass_time(14.99)
     node.connection.link.delay(0.1, 0.2)  # it answers after the request has come
-    accuse(job, node, by)
+    job.accuse(node, by)
     began_s = job.loop.time()
     assert await asking
     assert job.loop.time() - began_s < TTL_S

@@ -219,12 +219,12 @@ async def test_a_waiting_member_that_dies_holds_nobody_up(job: SimJob) -> None:
 
 
 @pytest.mark.parametrize("at_once", [True, False])
-@pytest.mark.parametrize("first", ["killed", "reported"])
+@pytest.mark.parametrize("first", ["killed", "evicted"])
 @linked("abcde", timing=LONG_LEASE)
 async def test_a_member_that_dies_beside_one_that_was_lost_is_found(
     job: SimJob, first: str, at_once: bool
 ) -> None:
-    """Only the one that was lost had a link to it, whoever reported that this one is gone."""
+    """Only the one that was lost had a link to it, whoever accused this one."""
     await job.pass_time(40.0)
     order = by_rank(job)
     at = job.loop.rng.randrange(5)
@@ -237,8 +237,7 @@ async def test_a_member_that_dies_beside_one_that_was_lost_is_found(
         job.kill(dead.name)
     else:
         job.crash(dead.name)
-        by = job.loop.rng.choice(rest)
-        await job.on(by, by.node.report_dead(dead.node_id, "no power", certain=True))
+        job.accuse(dead, job.loop.rng.choice(rest))
     await known_after_s(job)
     if not at_once:
         await job.pass_time(job.loop.rng.uniform(1.0, 2.0))
@@ -763,6 +762,23 @@ def _unguarded(
     keys: JobKeys, node_id: str, presence: KeyValue, accusation: Accusation, session: int
 ) -> Txn:
     return Txn((), (Put(keys.node(node_id), values.encode_accusation(accusation), session),))
+
+
+@simulated(range(3), min_nodes=2, max_nodes=2)
+async def test_a_node_that_has_no_session_just_then_accuses_nobody(job: SimJob) -> None:
+    """What it wrote would be on no lease, and would stay when the whole job has gone."""
+    a, b = await job.all_work("ab")
+    context, key = a.node.context, job.keys.node(b.node_id)
+    (presence,) = [kv for kv in job.server.snapshot() if kv.key == key]
+
+    async def accuse_b() -> bool:
+        context.session.lost(context.session.lease_id)
+        accusation = Accusation(a.node_id, "gone", True)
+        return await Accuser(context).accuse(b.node_id, presence, accusation)
+
+    is_made: bool = await job.on(a, accuse_b())
+    assert not is_made
+    assert presence in job.server.snapshot()
 
 
 async def _stays(self: Accuser) -> None:

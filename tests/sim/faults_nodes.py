@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 from rdzv_etcd.errors import (
     EtcdAuthError,
     EtcdError,
     EtcdPermissionError,
     EtcdTlsError,
-    RdzvEtcdError,
 )
+from rdzv_etcd.node.accuse import put_accusation, read_place
 from rdzv_etcd.protocol.member import Phase
+from rdzv_etcd.protocol.model import Accusation
 from rdzv_etcd.testing.model import Request
 from rdzv_etcd.testing.network import Match
+from tests.sim.commits import OPERATOR
 from tests.sim.matching import touches
 from tests.sim.stage import SLOWEST_STOP_S, Part
 from tests.sim.world import SimNode
@@ -205,24 +208,27 @@ class NodeFaults(Part):
         await asyncio.sleep(self._rng.uniform(0, 5.0))
         node.connection.link.refuse(None)
 
-    def report_dead(self) -> None:
-        """A program says that members are dead, of which some live, and others come back."""
+    def evict(self) -> None:
+        """An operator takes members for dead, of which some live, and others come back."""
         members = self._job.members_now()
-        if len(members) < 2:
+        if not members:
             return
-        by, about = self._rng.sample(members, 2)
+        about = self._rng.choice(members)
         if self._rng.random() < 0.5:
             self._stage.later(self._frozen(about))
-        self._stage.later(self._reported(by, about.node_id, certain=self._rng.random() < 0.5))
+        self._stage.later(self._evicted(about.node_id, certain=self._rng.random() < 0.5))
 
-    async def _reported(self, by: SimNode, node_id: str, *, certain: bool) -> None:
-        work = by.node.report_dead(node_id, "by the simulation", certain=certain)
-        reporting = self._job.on(by, work)
-        await asyncio.wait((reporting,), timeout=3 * self._plan.ttl_s)  # it may be crashed
-        if not reporting.done():
-            reporting.cancel()
-        elif isinstance(reporting.exception(), RdzvEtcdError):
-            self._stage.note(f"not reported: {reporting.exception()}")
+    async def _evicted(self, node_id: str, *, certain: bool) -> None:
+        keys, etcd = self._job.keys, self._job.server.connect(OPERATOR)
+        accusation = Accusation(OPERATOR, "evicted by the simulation", certain)
+        with contextlib.suppress(EtcdError):
+            lease = await etcd.grant(60)
+            presence = (await read_place(etcd, keys, node_id)).presence
+            if presence is not None:
+                await put_accusation(etcd, keys, presence[0], accusation, lease.lease_id)
+            await asyncio.sleep(self._rng.uniform(0, 3 * self._plan.ttl_s))
+            await etcd.revoke(lease.lease_id)
+        await etcd.close()
 
     def die_at_work(self) -> None:
         """A node's last act is something in its world's store, or at a barrier."""

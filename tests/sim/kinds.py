@@ -27,7 +27,7 @@ NODES = (
     "stop_slowly",
     "refuse_a_return",
     "start_a_stranger",
-    "report_dead",
+    "evict",
     "die_at_work",
     "stall",
     "finish_early",

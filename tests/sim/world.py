@@ -21,8 +21,10 @@ from rdzv_etcd.errors import RdzvEtcdError
 from rdzv_etcd.metrics import Recorder
 from rdzv_etcd.node.context import Identity
 from rdzv_etcd.node.node import Node
+from rdzv_etcd.protocol import requests
 from rdzv_etcd.protocol.keys import JobKeys
 from rdzv_etcd.protocol.member import Phase, Seat
+from rdzv_etcd.protocol.model import Accusation
 from rdzv_etcd.runtime.lifecycle import LastWork
 from rdzv_etcd.runtime.loop_thread import LoopHold
 from rdzv_etcd.settings import Connection, JobSettings, Settings, Timing
@@ -482,6 +484,13 @@ class SimJob:
         """Have leases revoked, one after the other, that have not run out."""
         for lease_id in lease_ids:
             self.server.apply(Revoke(lease_id), OPERATOR)
+
+    def accuse(self, node: SimNode, by: SimNode, *, certain: bool = True) -> None:
+        """Put an accusation in place of a node's presence, on another one's session."""
+        (presence,) = self.server.snapshot(self.keys.node(node.node_id))
+        accusation = Accusation(by.node_id, "its process exited", certain)
+        txn = requests.accuse(self.keys, node.node_id, presence, accusation, by.lease_id)
+        self.server.apply(txn, by.node_id)
 
     def save(self) -> Snapshot:
         """Make a snapshot of etcd."""

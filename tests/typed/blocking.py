@@ -126,8 +126,6 @@ def gate(arrival: rdzv_etcd.Arrival) -> bool:
 
 def watched(group: rdzv_etcd.Group, world: rdzv_etcd.World) -> None:
     """For supervisors."""
-    made = group.report_dead(world.members[0], "its power supply failed", certain=True)
-    assert_type(made, bool)
     group.drain("maintenance")
     rdzv_etcd.torch.run(group, in_world, backend="gloo")
 
