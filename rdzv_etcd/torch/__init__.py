@@ -13,13 +13,9 @@
     with rdzv_etcd.connect("etcd-host:2379", job="my-job", nodes=(2, 4)) as group:
         rdzv_etcd.torch.run(group, train, backend="gloo")
 
-Importing this package imports torch, and registers ``etcd3://`` as an ``init_method``: see
-:mod:`rdzv_etcd.torch.init_method`. It uses only the library's public names.
+Importing this package imports torch. It uses only the library's public names.
 """
 
-from torch.distributed.rendezvous import register_rendezvous_handler
-
-from rdzv_etcd.torch.init_method import SCHEME, rendezvous
 from rdzv_etcd.torch.process_group import destroy_process_group, init_process_group
 from rdzv_etcd.torch.recovery import run
 from rdzv_etcd.torch.state_broadcast import Stateful, broadcast_newest, newest_member
@@ -32,5 +28,3 @@ __all__ = [
     "newest_member",
     "run",
 ]
-
-register_rendezvous_handler(SCHEME, rendezvous)  # type: ignore[no-untyped-call]  # torch's

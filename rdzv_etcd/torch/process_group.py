@@ -113,7 +113,7 @@ def init_process_group(
     limit_s = (default_pg_timeout if timeout is None else timeout).total_seconds()
     until_s = time.monotonic() + limit_s
     try:
-        store = open_store(world, timedelta(seconds=limit_s), calls)
+        store = _open_store(world, timedelta(seconds=limit_s), calls)
         calls.run(lambda: _await_all(store, world, until_s - time.monotonic()))
         connections.gloo_begins()
         make = functools.partial(
@@ -182,12 +182,11 @@ def _let_go() -> None:
     _ended.clear()
 
 
-def open_store(world: World, timeout: timedelta, calls: AbandonableCalls | None = None) -> TCPStore:
+def _open_store(world: World, timeout: timedelta, calls: AbandonableCalls) -> TCPStore:
     """Serve the world's store if this is rank 0, connect to it otherwise.
 
-    Blocks until rank 0 serves it, for ``timeout`` at most, or until ``calls`` are given up; by
-    default, when a member is gone. Raises ``torch.distributed.DistError``, and MisuseError if it
-    was served before.
+    Blocks until rank 0 serves it, for ``timeout`` at most, or until ``calls`` are given up. Raises
+    ``torch.distributed.DistError``, and MisuseError if it was served before.
     """
     if world.rank == 0:
         listener = world.take_listener()
@@ -198,9 +197,6 @@ def open_store(world: World, timeout: timedelta, calls: AbandonableCalls | None 
             )
         store = serve_tcp_store(listener)
     else:
-        if calls is None:
-            calls = AbandonableCalls()
-            when_over(world, functools.partial(_give_up_if_anyone_is_gone, calls))
         # The port has been listening since before the world was formed; torch's client, once
         # connected, waits for the first answer without a limit.
         store = calls.run(
@@ -258,11 +254,6 @@ def _exchange_addresses(connections: Connections, store: TCPStore, world: World)
 
 def _is_anyone_gone(change: WorldChange | None) -> bool:
     return isinstance(change, Lost | Left | Expelled | MovedOn)
-
-
-def _give_up_if_anyone_is_gone(calls: AbandonableCalls, change: WorldChange | None) -> None:
-    if _is_anyone_gone(change):
-        calls.give_up(with_gloo=True)
 
 
 def _begin_to_end(

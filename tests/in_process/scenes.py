@@ -164,19 +164,13 @@ def rank_0_without_store(etcd: str, job: str, fate: str, awaited: Path) -> None:
             time.sleep(LIMIT_S)
 
 
-def waiting_for_rank_0(etcd: str, job: str, timeout_s: float, plain: bool) -> list[str]:
+def waiting_for_rank_0(etcd: str, job: str, timeout_s: float) -> list[str]:
     """The error in the making of a process group whose rank 0 serves no store."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     limit = timedelta(seconds=timeout_s)
     try:
-        if plain:
-            url = f"etcd3://{etcd.removeprefix('http://')}/{job}?lease_ttl=2"
-            dist.init_process_group("gloo", init_method=url, rank=1, world_size=2, timeout=limit)
-        else:
-            with rdzv_etcd.connect(
-                etcd, job=job, nodes=2, lease_ttl=2, rank_key="value:1"
-            ) as group:
-                rdzv_etcd.torch.init_process_group(group.join(), "gloo", limit)
+        with rdzv_etcd.connect(etcd, job=job, nodes=2, lease_ttl=2, rank_key="value:1") as group:
+            rdzv_etcd.torch.init_process_group(group.join(), "gloo", limit)
     except (RuntimeError, KeyboardInterrupt) as error:
         return [type(error).__name__, str(error)]
     return []
@@ -391,18 +385,6 @@ def parallel_training(etcd: str, job: str, progress: Path, stop: Path) -> dict[s
 
 def end(group: Group) -> None:
     group.finish()
-
-
-def by_init_method(etcd: str, job: str, rank: int, size: int) -> dict[str, Any]:
-    """A plain script: torch's own function, and a URL."""
-    url = f"etcd3://{etcd.removeprefix('http://')}/{job}?nodes=2&lease_ttl=5"
-    dist.init_process_group("gloo", init_method=url, rank=rank, world_size=size)
-    value = torch.tensor([dist.get_rank() + 1])
-    dist.all_reduce(value)
-    result = {"rank": dist.get_rank(), "size": dist.get_world_size(), "sum": value.item()}
-    dist.barrier()
-    dist.destroy_process_group()
-    return result
 
 
 def interrupted_while_connecting(_etcd: str, _job: str) -> bool:

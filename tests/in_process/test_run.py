@@ -30,7 +30,7 @@ from torch._C._distributed_c10d import HashStore, ProcessGroupGloo
 import rdzv_etcd
 import rdzv_etcd.torch
 from rdzv_etcd import World
-from rdzv_etcd.errors import MisuseError, SettingsError
+from rdzv_etcd.errors import MisuseError
 from rdzv_etcd.torch.gloo import AbandonableCalls, Connections, collectives
 from tests.in_process import scenes
 from tests.in_process.processes import LIMIT_S, Job, Member, context, running_job
@@ -206,25 +206,23 @@ def test_a_wait_for_a_late_member_is_logged(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("fate", "plain", "error"),
+    ("fate", "error"),
     [
-        ("is killed", False, "DistNetworkError"),
-        ("leaves", False, "DistNetworkError"),
-        pytest.param("leaves", True, "DistNetworkError", marks=pytest.mark.release),
-        ("stops", False, "DistNetworkError"),
-        pytest.param("stops", True, "DistNetworkError", marks=pytest.mark.release),
-        ("falls silent", False, "DistNetworkError"),
-        ("is late", False, "DistStoreError"),
+        ("is killed", "DistNetworkError"),
+        ("leaves", "DistNetworkError"),
+        ("stops", "DistNetworkError"),
+        ("falls silent", "DistNetworkError"),
+        ("is late", "DistStoreError"),
     ],
 )
 def test_nobody_waits_for_a_store_that_rank_0_does_not_serve(
-    stage: Stage, fate: str, plain: bool, error: str
+    stage: Stage, fate: str, error: str
 ) -> None:
     """Its port listens from the beginning: torch's client, once connected, waits for the first
     answer without a limit. One that falls silent has accepted the connection."""
     awaited = stage.folder / "awaited"
     limit_s = 3.0 if fate == "is late" else 10 * LIMIT_S
-    waits = scenes.waiting_for_rank_0, limit_s, plain
+    waits = scenes.waiting_for_rank_0, limit_s
     with stage.playing(waits, (scenes.rank_0_without_store, fate, awaited)) as processes:
         ((name, text),) = stage.results(processes[:1])
     assert awaited.exists()
@@ -233,7 +231,7 @@ def test_nobody_waits_for_a_store_that_rank_0_does_not_serve(
 
 def test_an_interrupt_ends_the_wait_for_rank_0_at_once(stage: Stage) -> None:
     awaited = stage.folder / "awaited"
-    waits = scenes.waiting_for_rank_0, 10 * LIMIT_S, False
+    waits = scenes.waiting_for_rank_0, 10 * LIMIT_S
     with stage.playing(waits, (scenes.rank_0_without_store, "is late", awaited)) as processes:
         wait_until("rank 0 is waited for", awaited.exists)
         interrupt(processes[0])
@@ -310,44 +308,6 @@ def test_ddp_is_made_anew_in_each_world(stage: Stage) -> None:
         one, other = stage.results(processes)
     assert one == other
     assert one["step"] > 1
-
-
-@pytest.mark.parametrize("ranks", [(1, 0), (-1, -1)], ids=["ranks given", "ranks by the group"])
-def test_a_plain_script_forms_its_process_group_through_etcd(
-    stage: Stage, ranks: tuple[int, int]
-) -> None:
-    size = 2 if ranks[0] >= 0 else -1
-    seen = stage.outcome(*[(scenes.by_init_method, rank, size) for rank in ranks])
-    assert sorted(one["rank"] for one in seen) == [0, 1]
-    assert all(one["size"] == 2 and one["sum"] == 3 for one in seen)
-    if ranks[0] >= 0:
-        assert [one["rank"] for one in seen] == list(ranks)
-
-
-@pytest.mark.parametrize(
-    ("url", "message"),
-    [
-        ("etcd3://host:2379", "must be like"),
-        ("etcd3://host:2379/a/b?nodes=2", "must be like"),
-        ("etcd3://host:2379/job", "give the number of nodes"),
-        ("etcd3://host:2379/job?nodes=two", "nodes=two"),
-        ("etcd3://host:2379/job?nodes", "after the '\\?'"),
-        ("etcd3://host:2379/job?nodes=2&world_size=3", "contradict"),
-        ("etcd3://host:2379/job?nodes=2&rank=1", "no world_size"),
-        ("etcd3://host:2379/job?nodes=1&nodes=2", "nodes= is given twice"),
-        ("etcd3://host:2379/job?nodes=" + "9" * 5000, "nodes=99"),
-        ("etcd3://host:2379/job?rank=x&world_size=1", "rank is 'x'"),
-        ("etcd3://host:2379/job?rank=-1&world_size=1", "rank is '-1'"),
-        ("etcd3://host:2379/job?rank=2&world_size=2", "rank is '2'.* 0 to 1"),
-        ("etcd3://host:2379/job?rank=0&nodes=two&world_size=two", "nodes=two"),
-        ("etcd3://host:2379/job?nodes=2&leese_ttl=1", "leese_ttl"),
-        ("etcd3://host:2379/job?nodes=2&job=other", "job= cannot be given"),
-        ("etcd3://host:2379/job?nodes=2&gate=check", "gate= cannot be given"),
-    ],
-)
-def test_a_wrong_init_method_is_named(url: str, message: str) -> None:
-    with pytest.raises(SettingsError, match=message):
-        dist.init_process_group("gloo", init_method=url)
 
 
 # --- alone, in this process ----------------------------------------------------------------------
