@@ -1,10 +1,9 @@
-"""The metrics of one node, and where they are shown: the options ``metrics_*``.
+"""The metrics of one node: the option ``metrics_port``.
 
-    prometheus.py    the table of all metrics, and what records them with prometheus_client
-    outputs.py       the text file and the port
+    prometheus.py    the table of all metrics, and what records and serves them
 
-This module imports nothing of the extra ``metrics``: only a node with one of the options pays for
-it. Knows nothing of etcd, of rounds or of torch.
+This module imports nothing of the extra ``metrics``: only a node with the option pays for it. Knows
+nothing of etcd, of rounds or of torch.
 """
 
 from __future__ import annotations
@@ -17,15 +16,15 @@ from rdzv_etcd.settings import Settings
 if TYPE_CHECKING:
     from socket import socket
 
-    from rdzv_etcd.metrics.outputs import Outputs
+    from rdzv_etcd.metrics.prometheus import Server
 
 _PACKAGE = "prometheus_client"
 
-__all__ = ["Recorder", "open_outputs", "recorder_for"]
+__all__ = ["Recorder", "recorder_for", "serve"]
 
 
 class Recorder:
-    """What a node reports. This one ignores it: no option asks for metrics.
+    """What a node reports. This one ignores it: the option is not given.
 
     Times are seconds on the node's own clock, and arguments: a recorder has none. All methods are
     called on the library's event loop, and must neither block nor raise.
@@ -58,10 +57,8 @@ class Recorder:
 
 
 def recorder_for(settings: Settings) -> Recorder:
-    """Return the recorder that the options ask for. Raises SettingsError without the extra."""
-    options = {"metrics_file": settings.metrics_file, "metrics_port": settings.metrics_port}
-    given = [f"{name}=" for name, value in options.items() if value is not None]
-    if not given:
+    """Return the recorder that the option asks for. Raises SettingsError without the extra."""
+    if settings.metrics_port is None:
         return Recorder()
     try:
         from rdzv_etcd.metrics.prometheus import PrometheusRecorder  # noqa: PLC0415
@@ -69,23 +66,18 @@ def recorder_for(settings: Settings) -> Recorder:
         if error.name != _PACKAGE:
             raise
         raise SettingsError(
-            f"{' and '.join(given)} needs the package {_PACKAGE}: pip install "
+            f"metrics_port= needs the package {_PACKAGE}: pip install "
             "'rdzv-etcd[metrics]', or leave the option out"
         ) from None
     return PrometheusRecorder(settings.job_id)
 
 
-def open_outputs(
-    recorder: Recorder, settings: Settings, same_interface_as: socket
-) -> Outputs | None:
-    """Show what ``recorder`` keeps where the options say; ``None`` if there are none.
-
-    The port listens at the address of the given socket. Blocks for some seconds if a file system
-    does not answer. Raises SettingsError if the file cannot be written, or the port is taken.
-    """
-    if type(recorder) is Recorder:
+def serve(recorder: Recorder, settings: Settings, same_interface_as: socket) -> Server | None:
+    """Serve what ``recorder`` keeps, if the option asks for it, at the address of the given socket.
+    Raises SettingsError if the port is taken."""
+    if settings.metrics_port is None:
         return None
-    from rdzv_etcd.metrics.outputs import Outputs  # noqa: PLC0415
-    from rdzv_etcd.metrics.prometheus import PrometheusRecorder  # noqa: PLC0415
+    from rdzv_etcd.metrics.prometheus import PrometheusRecorder, Server  # noqa: PLC0415
 
-    return Outputs(cast(PrometheusRecorder, recorder), settings, same_interface_as)
+    made = cast(PrometheusRecorder, recorder)
+    return Server(made, settings.metrics_port, settings.job_id, same_interface_as)

@@ -1,4 +1,4 @@
-"""Every metric of one node, recorded with prometheus_client in a registry of its own.
+"""Every metric of one node, recorded with prometheus_client in a registry of its own, and served.
 
 So several nodes of one process, and one that comes back, do not meet. Written to on the library's
 event loop, read by any thread: prometheus_client locks each value.
@@ -6,15 +6,21 @@ event loop, read by any thread: prometheus_client locks each value.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import contextlib
+import logging
+import socket
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
+from rdzv_etcd.errors import SettingsError
 from rdzv_etcd.metrics import Recorder
 from rdzv_etcd.text import shown
+
+_log = logging.getLogger("rdzv_etcd")
 
 JOB = "job_id"
 """A label of every metric. Not ``job``: that one is Prometheus's own, for what it scrapes."""
@@ -119,7 +125,6 @@ class PrometheusRecorder(Recorder):
         """Since when it is in a world that is not over, if it is."""
         self._over_s: float | None = None
         """Since when the last one is over, until the next one is there."""
-        self._changed: Callable[[], None] = lambda: None
         kinds: dict[str, Any] = {"counter": Counter, "gauge": Gauge, "histogram": Histogram}
         for name, metric in METRICS.items():
             labels = [JOB] if metric.label is None else [JOB, metric.label]
@@ -131,16 +136,11 @@ class PrometheusRecorder(Recorder):
             for value in metric.values:
                 made.labels(self._job_id, value)
 
-    def follow(self, changed: Callable[[], None]) -> None:
-        """Call ``changed`` on the event loop after every change. It must not block."""
-        self._changed = changed
-
     # -- what the node reports --------------------------------------------------------------------
 
     def join_began(self, at_s: float) -> None:
         self._began_s = at_s
         self._set("rdzv_etcd_waiting", 1)
-        self._changed()
 
     def joined(self, number: int, epoch: int, size: int, at_s: float) -> None:
         self._count("rdzv_etcd_rounds_total")
@@ -154,7 +154,6 @@ class PrometheusRecorder(Recorder):
         self._set("rdzv_etcd_world_size", size)
         self._set("rdzv_etcd_round", number)
         self._set("rdzv_etcd_epoch", epoch)
-        self._changed()
 
     def join_failed(self, error: str) -> None:
         if self._began_s is None:
@@ -162,7 +161,6 @@ class PrometheusRecorder(Recorder):
         self._began_s = None
         self._count("rdzv_etcd_failed_joins_total", error)
         self._set("rdzv_etcd_waiting", 0)
-        self._changed()
 
     def world_over(self, cause: str, at_s: float) -> None:
         since_s, self._world_since_s = self._world_since_s, None
@@ -172,27 +170,22 @@ class PrometheusRecorder(Recorder):
         self._observe("rdzv_etcd_world_seconds", at_s - since_s)
         self._count("rdzv_etcd_worlds_over_total", cause)
         self._set("rdzv_etcd_world_size", 0)
-        self._changed()
 
     def declared_lost(self, cause: str, after_s: float | None) -> None:
         self._count("rdzv_etcd_lost_members_total", cause)
         if after_s is not None:
             self._observe("rdzv_etcd_loss_detection_seconds", after_s, cause)
-        self._changed()
 
     def etcd_answered(self, took_s: float, wall_s: float) -> None:
         self._observe("rdzv_etcd_keep_alive_seconds", took_s)
         self._set("rdzv_etcd_last_contact_timestamp_seconds", wall_s)
-        self._changed()
 
     def etcd_silent(self) -> None:
         self._count("rdzv_etcd_keep_alive_failures_total")
-        self._changed()
 
     def left(self, at_s: float) -> None:
         self.world_over("moved_on", at_s)
         self._set("rdzv_etcd_waiting", 0)
-        self._changed()
 
     def _count(self, name: str, *labels: str) -> None:
         self._made[name].labels(self._job_id, *labels).inc()
@@ -205,12 +198,11 @@ class PrometheusRecorder(Recorder):
 
 
 class Page(Collector):
-    """What is shown of a recorder: with more labels, and without the time at which each series was
-    made, which are as many series again."""
+    """What is shown of a recorder: without the time at which each series was made, which are as
+    many series again."""
 
-    def __init__(self, recorder: PrometheusRecorder, labels: dict[str, str]) -> None:
+    def __init__(self, recorder: PrometheusRecorder) -> None:
         self._registry = recorder.registry
-        self._labels = labels
 
     def registry(self) -> CollectorRegistry:
         """Return a registry that has this page only."""
@@ -221,8 +213,46 @@ class Page(Collector):
     def collect(self) -> Iterator[Family]:
         for family in self._registry.collect():
             family.samples = [
-                sample._replace(labels={**sample.labels, **self._labels})
-                for sample in family.samples
-                if not sample.name.endswith("_created")
+                sample for sample in family.samples if not sample.name.endswith("_created")
             ]
             yield family
+
+
+class Server:
+    """The HTTP server of one node's metrics, with a thread of its own."""
+
+    def __init__(
+        self,
+        recorder: PrometheusRecorder,
+        number: int,
+        job_id: str,
+        same_interface_as: socket.socket,
+    ) -> None:
+        """Listen on port ``number`` at the address of the given socket. Raises SettingsError."""
+        host, _ = socket.getnameinfo(same_interface_as.getsockname(), socket.NI_NUMERICHOST)
+        try:
+            self._server, _ = start_http_server(number, host, Page(recorder).registry())
+        except OSError as error:
+            where = f"[{host}]" if ":" in host else host
+            raise SettingsError(
+                f"cannot listen on {where}:{number} (metrics_port): {error.strerror or error}. "
+                "Each agent of a host needs a port of its own: give another one, or 0 for any that "
+                "is free"
+            ) from None
+        self._server.handle_error = _log_failed_request  # type: ignore[method-assign] # it prints
+        # A port that the kernel chose must be visible at torchrun's default log level.
+        level = logging.WARNING if number == 0 else logging.INFO
+        port = self._server.server_port
+        _log.log(level, "[job %s] metrics at port %d, path /metrics", job_id, port)
+
+    def close(self) -> None:
+        """Give the port back. Idempotent."""
+        with contextlib.suppress(OSError):  # wakes its thread, which would look twice a second
+            self._server.socket.shutdown(socket.SHUT_RDWR)
+        self._server.shutdown()
+        self._server.server_close()
+
+
+def _log_failed_request(request: Any, client_address: Any) -> None:  # noqa: ARG001
+    """The client has gone, or does not speak HTTP."""
+    _log.debug("a request for metrics from %s failed", client_address, exc_info=True)

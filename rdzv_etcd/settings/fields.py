@@ -12,7 +12,6 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
-from pathlib import Path
 from typing import Any
 
 from rdzv_etcd.arguments import LONGEST_S, whole_or_none
@@ -61,7 +60,6 @@ class OptionKind(Enum):
     COUNT = "whole number"
     FLAG = "0 or 1"
     FILE = "file"
-    NEW_FILE = "file to write"
     TEXT = "text"
 
 
@@ -155,14 +153,6 @@ def whole(name: str, number: object) -> int:
 def check_length(name: str, text: str, most: int) -> None:
     if len(text) > most:
         raise SettingsError(f"{name} has {len(text)} characters; it must have at most {most}")
-
-
-def check_metrics_file(path: Path | None) -> None:
-    if path is not None and (path.suffix != ".prom" or "\0" in str(path)):
-        raise SettingsError(
-            f"metrics_file is {shown_text(repr(str(path)))}; its name must end in .prom: the "
-            "text-file collector reads no others, and an existing file is replaced"
-        )
 
 
 def gate_words(command: str | None) -> list[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from pathlib import Path
 
 from rdzv_etcd.errors import SettingsError
 from rdzv_etcd.settings.connection import Connection, Credentials, Scheme, Tls
@@ -22,7 +21,6 @@ from rdzv_etcd.settings.fields import (
     Option,
     OptionKind,
     check_length,
-    check_metrics_file,
     check_numbers,
     checked_data,
     gate_words,
@@ -275,18 +273,11 @@ class Settings:
         "How long a gate may take; after that it counts as failed.",
         default=60.0,
     )
-    metrics_file: Path | None = option(
-        "metrics_file",
-        OptionKind.NEW_FILE,
-        "Write this node's [metrics](metrics.md) into that file, for the text-file collector of "
-        "Prometheus' node exporter; `.prom` at its end. Each agent of a host needs its own.",
-        default=None,
-    )
     metrics_port: int | None = option(
         "metrics_port",
         OptionKind.COUNT,
-        "Serve this node's [metrics](metrics.md) on that port, for Prometheus. 0: any free port, "
-        "which is logged.",
+        "Serve this node's [metrics](metrics.md) on that port, for Prometheus. Each agent of a "
+        "host needs its own. 0: any free port, which is logged.",
         default=None,
         zero=True,
         most=65535,
@@ -319,7 +310,6 @@ class Settings:
         check_length("rank_key", self.rank_key or "", MAX_RANK_KEY)
         check_length("--local-addr", self.local_addr or "", MAX_HOST)
         gate_words(self.gate_command)
-        check_metrics_file(self.metrics_file)
         object.__setattr__(self, "data", checked_data(self.data))
         if not 0 <= self.epoch_floor <= MAX_EPOCH_CLAIM:
             raise SettingsError(

@@ -182,8 +182,8 @@ def _parse(option: Option, typed: str, raw: object) -> Any:
             raise SettingsError(f"{typed}={raw!r} is not valid UTF-8")
     if option.kind is OptionKind.FLAG:
         return _parse_flag(typed, raw)
-    if option.kind in (OptionKind.FILE, OptionKind.NEW_FILE):
-        return _parse_file(typed, raw, is_new=option.kind is OptionKind.NEW_FILE)
+    if option.kind is OptionKind.FILE:
+        return _parse_file(typed, raw)
     if option.kind is OptionKind.TEXT:
         return _parse_text(option, typed, raw)
     return _parse_number(option, typed, raw)
@@ -231,22 +231,19 @@ def _parse_text(option: Option, typed: str, raw: object) -> Any:
     raise SettingsError(f"{typed}={_shown(raw)} must be one of {known}")
 
 
-def _parse_file(typed: str, raw: object, *, is_new: bool) -> Path:
-    """A file that can be read; or a path, and whether it can be written shows when it is."""
+def _parse_file(typed: str, raw: object) -> Path:
+    """A file that can be read."""
     if not isinstance(raw, str | Path):
         raise SettingsError(f"{typed}={_shown(raw)} must be the path of a file")
     try:
         path = Path(raw).expanduser()
-        if is_new:
-            return path.absolute()  # the process may change its directory
         path.stat()
         if path.is_file() or path.is_dir():  # what is read from a pipe is gone
             with path.open("rb") as file:
                 file.read(1)
     except (OSError, ValueError, RuntimeError) as error:
         reason = getattr(error, "strerror", None) or error
-        use = "used" if is_new else "read"
-        raise SettingsError(f"{typed}={str(raw)!r} cannot be {use}: {reason}") from error
+        raise SettingsError(f"{typed}={str(raw)!r} cannot be read: {reason}") from error
     return path
 
 

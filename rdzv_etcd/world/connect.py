@@ -58,7 +58,6 @@ class Options(ConnectionOptions, total=False):
     peer_silence: float
     gate_command: str
     gate_timeout: float
-    metrics_file: str | Path
     metrics_port: int
     history: int
     embed: bool

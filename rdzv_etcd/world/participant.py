@@ -31,7 +31,7 @@ from rdzv_etcd.errors import (
 )
 from rdzv_etcd.etcd.first_contact import first_contact, wait_for_names
 from rdzv_etcd.etcd.port import Etcd
-from rdzv_etcd.metrics import open_outputs, recorder_for
+from rdzv_etcd.metrics import recorder_for, serve
 from rdzv_etcd.node.context import Identity
 from rdzv_etcd.node.gate import Gate, GateFunction, check_gate
 from rdzv_etcd.node.job_watch import JobWatch
@@ -62,7 +62,7 @@ from rdzv_etcd.settings.options import Orphans
 from rdzv_etcd.text import shown
 
 if TYPE_CHECKING:
-    from rdzv_etcd.metrics.outputs import Outputs
+    from rdzv_etcd.metrics.prometheus import Server
     from rdzv_etcd.orphans import Guard
 
 _log = logging.getLogger("rdzv_etcd")
@@ -123,7 +123,7 @@ class Participant(Lifecycle):
         self._gate = Gate(self.node, gate)
         self._guard: Guard | None = None
         """Ends what this node has started if this process is gone without having left."""
-        self._metrics: Outputs | None = None
+        self._metrics: Server | None = None
         self._local_addr: LocalAddr | None = None
         self._bound: Listener | None = None
         """The socket for the first round; the later ones bind theirs when they begin."""
@@ -174,7 +174,7 @@ class Participant(Lifecycle):
         if settings.embeds_cluster:
             self.run(self._begin_to_keep_seats())
         bound = self._bound = self._bind()
-        self._metrics = open_outputs(self.node.context.recorder, settings, bound.socket)
+        self._metrics = serve(self.node.context.recorder, settings, bound.socket)
         if self.network is not None:
             self.network.listen_on(bind_beside(bound))
         if settings.job.max_nodes > 1:
@@ -356,7 +356,7 @@ class Participant(Lifecycle):
         finally:
             self.note_ended()
             if self._metrics is not None:
-                await self._metrics.close()
+                self._metrics.close()
             await self.etcd.close()
 
     def note_ended(self) -> None:

@@ -179,7 +179,7 @@ def test_the_page_has_what_the_table_says_and_nothing_else() -> None:
     recorder.join_began(1.0)
     recorder.join_failed("EtcdError")
     recorder.declared_lost("evicted", 1.0)
-    families = list(Page(recorder, {"file": "here"}).registry().collect())
+    families = list(Page(recorder).registry().collect())
     assert {(family.name, family.type, family.documentation) for family in families} == {
         (name.removesuffix("_total"), metric.type, metric.help) for name, metric in METRICS.items()
     }
@@ -188,7 +188,7 @@ def test_the_page_has_what_the_table_says_and_nothing_else() -> None:
         (metric,) = [
             METRICS[name] for name in METRICS if name.removesuffix("_total") == family.name
         ]
-        labels = {JOB, "file", *([metric.label] if metric.label else [])}
+        labels = {JOB, *([metric.label] if metric.label else [])}
         for sample in family.samples:
             assert sample.labels.keys() - {"le"} == labels
             assert not sample.name.endswith("_created")
@@ -199,7 +199,7 @@ def test_the_document_s_queries_and_alerts_name_what_there_is() -> None:
     recorder.join_began(1.0)
     recorder.join_failed("EtcdError")
     recorder.declared_lost("evicted", 1.0)
-    families = list(Page(recorder, {}).registry().collect())
+    families = list(Page(recorder).registry().collect())
     samples = {sample.name for family in families for sample in family.samples}
     document = Document(ROOT / "docs/metrics.md")
     named = set(re.findall(r"rdzv_etcd_\w+", document.text))

@@ -59,7 +59,6 @@ _KINDS = {
     OptionKind.COUNT: "int",
     OptionKind.FLAG: "bool",
     OptionKind.FILE: "str | Path",
-    OptionKind.NEW_FILE: "str | Path",
     OptionKind.TEXT: "str",
 }
 
