@@ -7,13 +7,14 @@ the requests mean. The retry engine is tenacity.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import tenacity
 
-from rdzv_etcd.clock import Clock
+from rdzv_etcd.clock import Clock, abandon
 from rdzv_etcd.errors import EtcdAuthError, EtcdError, EtcdUnavailableError, OutcomeUnknownError
 from rdzv_etcd.etcd.auth import REQUIRE_LEADER, Authenticator
 from rdzv_etcd.etcd.channel import ClosedError, LeaderChangedError, Metadata, Server, Stream
@@ -39,6 +40,8 @@ _CANCELLATION_S = 0.01
 awaited. If the loop were closed before, asyncio would log "Event loop is closed" errors."""
 _TOKENS_PER_CALL = 3
 """If tokens are refused this often right after they were issued, they have not just expired."""
+_SLOW_S = 1.0
+"""A call that takes longer may have been lost with etcd's leader: see `Failover._ask_term`."""
 _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 1.0
 
@@ -214,6 +217,8 @@ class Failover:
         """Runs while another endpoint than the preferred one is used."""
         self._term = 0
         """The newest of etcd's terms that an answer has shown: a leader has one of its own."""
+        self._asking: asyncio.Task[None] | None = None
+        """Runs while a call takes long."""
         self._renewing: set[asyncio.Future[None]] = set()
         """Connections that are being given up."""
         self.clock = clock
@@ -307,6 +312,19 @@ class Failover:
             for server in self._servers:
                 server.end_repeatable()
 
+    def _ask_term(self) -> None:
+        """Have a read show the term, as a call takes long. It is answered as soon as etcd has a
+        leader, and a quiet node would not hear of that leader in another way."""
+        if self._asking is None and not self.closed:
+            self._asking = asyncio.create_task(self._read_term(), name="rdzv-etcd term")
+
+    async def _read_term(self) -> None:
+        try:
+            with contextlib.suppress(EtcdError):
+                await self.call(READ, *self._probe, READ.attempt_limit_s)
+        finally:
+            self._asking = None
+
     def leave(self, server: Server, *, is_silent: bool = False) -> None:
         """Turn to the next endpoint, unless that has happened already.
 
@@ -333,9 +351,7 @@ class Failover:
 
     async def close(self) -> None:
         self.closed = True
-        if self._failback is not None:
-            self._failback.cancel()
-            await asyncio.wait([self._failback])
+        await abandon(*filter(None, (self._failback, self._asking)))
         if self._renewing:
             await asyncio.wait(self._renewing)
         for server in self._servers:
@@ -405,13 +421,17 @@ class Failover:
                     server, min(limit_s, call.deadline.remaining_s())
                 )
                 connection = server.connection
-                reply = await server.unary(
-                    call.method,
-                    call.request,
-                    timeout_s=call.limit_s(limit_s),
-                    metadata=metadata,
-                    is_repeatable=kind.is_repeatable,
-                )
+                slow = asyncio.get_running_loop().call_later(_SLOW_S, self._ask_term)
+                try:
+                    reply = await server.unary(
+                        call.method,
+                        call.request,
+                        timeout_s=call.limit_s(limit_s),
+                        metadata=metadata,
+                        is_repeatable=kind.is_repeatable,
+                    )
+                finally:
+                    slow.cancel()
                 self.note_term(reply.header.raft_term)
                 return reply
             except (AttemptError, ClosedError, LeaderChangedError, grpc.RpcError) as error:
