@@ -58,6 +58,11 @@ def ensure_etcd(settings: Settings, environ: Mapping[str, str] | None = None) ->
     return ensure(settings, environ)
 
 
+def endpoints_here(connection: Connection) -> tuple[Endpoint, ...]:
+    """Return the endpoints that are this machine's; may block for look-ups."""
+    return tuple(it for it in connection.endpoints if own_addresses(it.host))
+
+
 def check_embeddable(connection: Connection) -> None:
     """Raise :class:`SettingsError` if the connection is to an etcd of one's own."""
     if connection.credentials is not None:

@@ -158,8 +158,18 @@ async def _only_reply(call: Any, over: asyncio.Event) -> Any:
 class Server:
     """One endpoint; its channel is made on first use, in the running loop, and bound to that."""
 
-    def __init__(self, name: str, target: str, credentials: Credentials, clock: Clock) -> None:
+    def __init__(
+        self,
+        name: str,
+        target: str,
+        credentials: Credentials,
+        clock: Clock,
+        *,
+        is_near: bool = False,
+    ) -> None:
+        """``is_near``: it is known to be on this machine."""
         self.name = name
+        self.is_near = is_near
         self._target = target
         self._credentials = credentials
         self._used: grpc.ChannelCredentials | None = None

@@ -10,7 +10,7 @@ import contextlib
 import logging
 import secrets
 import weakref
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from rdzv_etcd.clock import Clock, SystemClock
@@ -31,7 +31,7 @@ from rdzv_etcd.etcd.retry import FAILBACK_AFTER_S, Deadline, Failover
 from rdzv_etcd.etcd.watch import EtcdWatch
 from rdzv_etcd.etcd.watch_check import WatchCheck
 from rdzv_etcd.process import refuse_after_fork
-from rdzv_etcd.settings.connection import Connection
+from rdzv_etcd.settings.connection import Connection, Endpoint
 from rdzv_etcd.settings.hosts import is_loopback
 
 _log = logging.getLogger("rdzv_etcd")
@@ -56,10 +56,11 @@ class EtcdClient:
         connection: Connection,
         clock: Clock | None = None,
         *,
+        near: Collection[Endpoint] = (),
         failback_after_s: float = FAILBACK_AFTER_S,
     ) -> None:
-        """``failback_after_s``: about how long after its failure the preferred endpoint is tried
-        again, in the background."""
+        """``near``: endpoints on this machine, which are preferred. ``failback_after_s``: about how
+        long after its failure the preferred endpoint is tried again, in the background."""
         require_free()
         _require_private(connection)
         clock = SystemClock() if clock is None else clock
@@ -68,7 +69,7 @@ class EtcdClient:
         self._rpc = messages.load()
         probe = ("Range", messages.range_request(_ANY_READ))
         self._failover = Failover(
-            _servers(connection, clock),
+            _servers(connection, near, clock),
             Authenticator(connection.credentials, clock),
             clock,
             probe,
@@ -275,12 +276,18 @@ def _none() -> None:
     """Credentials of a plain connection."""
 
 
-def _servers(connection: Connection, clock: Clock) -> list[Server]:
+def _servers(connection: Connection, near: Collection[Endpoint], clock: Clock) -> list[Server]:
     scheme = "http" if connection.tls is None else "https"
     credentials: Credentials = _none
     if connection.tls is not None:
         credentials = TlsFiles(connection.tls).current
     return [
-        Server(f"{scheme}://{endpoint.target}", endpoint.target, credentials, clock)
+        Server(
+            f"{scheme}://{endpoint.target}",
+            endpoint.target,
+            credentials,
+            clock,
+            is_near=endpoint in near,
+        )
         for endpoint in connection.endpoints
     ]

@@ -193,10 +193,11 @@ class _Call:
 class Failover:
     """Calls go to the current endpoint until it fails, then to the next one.
 
-    The order is drawn, so that a fleet spreads over the members, whichever of them fails. The first
-    endpoint is the preferred one: a client that had to leave it returns later, when it answers
-    again. Otherwise upgrading the members of a cluster in turn would move all clients to those
-    upgraded first, and leave the last one without any.
+    Those on this machine come first, as they are lost only with it; the order of the others is
+    drawn, so that a fleet spreads over the members, whichever of them fails. The first endpoint is
+    the preferred one: a client that had to leave it returns later, when it answers again. Otherwise
+    upgrading the members of a cluster in turn would move all clients to those upgraded first, and
+    leave the last one without any.
     """
 
     def __init__(
@@ -208,7 +209,9 @@ class Failover:
         failback_after_s: float = FAILBACK_AFTER_S,
     ) -> None:
         """``probe``: method and request of a read that any member with a leader answers."""
-        self._servers = tuple(sorted(servers, key=lambda _: clock.jitter(1.0)))
+        self._servers = tuple(
+            sorted(servers, key=lambda server: (not server.is_near, clock.jitter(1.0)))
+        )
         self.auth = auth
         self._current = 0
         self._probe = probe

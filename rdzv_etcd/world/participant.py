@@ -17,7 +17,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -57,7 +57,7 @@ from rdzv_etcd.runtime.listener import (
 from rdzv_etcd.runtime.loop_call import what_interrupted
 from rdzv_etcd.runtime.loop_thread import LoopHold
 from rdzv_etcd.runtime.threads import in_thread
-from rdzv_etcd.settings import Connection, Settings
+from rdzv_etcd.settings import Connection, Endpoint, Settings
 from rdzv_etcd.settings.options import Orphans
 from rdzv_etcd.text import shown
 
@@ -76,14 +76,17 @@ Connect = Callable[[], "Etcd | Awaitable[Etcd]"]
 _open: set[Participant] = set()
 
 
-async def open_etcd(settings: Settings, connect: Connect | None) -> Etcd:
-    """Make the connection that the settings describe, on the library's event loop."""
+async def open_etcd(
+    settings: Settings, connect: Connect | None, near: Collection[Endpoint] = ()
+) -> Etcd:
+    """Make the connection that the settings describe, on the library's event loop; ``near``: the
+    endpoints on this machine, as far as that is known."""
     if connect is not None:
         made = connect()
         return await made if isinstance(made, Awaitable) else made
     from rdzv_etcd.etcd.client import EtcdClient  # noqa: PLC0415 - grpc is loaded only here
 
-    return EtcdClient(settings.connection)
+    return EtcdClient(settings.connection, near=near)
 
 
 class Participant(Lifecycle):
@@ -110,8 +113,8 @@ class Participant(Lifecycle):
         loop_thread = LoopHold.acquire()
         try:
             warn_of_others(self.place)
-            self._embed()
-            self.etcd = loop_thread.run(open_etcd(settings, connect))
+            near = self._embed()
+            self.etcd = loop_thread.run(open_etcd(settings, connect, near))
         except BaseException:
             loop_thread.release()
             raise
@@ -148,11 +151,14 @@ class Participant(Lifecycle):
             self.leave("could not start")
             raise
 
-    def _embed(self) -> None:
-        if self.settings.embed:
-            from rdzv_etcd.embedded.start import ensure_etcd  # noqa: PLC0415 - only who embeds pays
+    def _embed(self) -> tuple[Endpoint, ...]:
+        """Make sure that an embedded etcd serves; return the endpoints on this machine."""
+        if not self.settings.embed:
+            return ()
+        from rdzv_etcd.embedded import start  # noqa: PLC0415 - only who embeds pays
 
-            ensure_etcd(self.settings)
+        start.ensure_etcd(self.settings)
+        return start.endpoints_here(self.settings.connection)
 
     def _start(self, connection: Connection | None) -> None:
         """``connection``: how etcd is reached, if it is as the settings say."""

@@ -115,7 +115,7 @@ async def test_no_client_returns_to_an_endpoint_that_does_not_answer(
 
 async def test_calls_under_way_survive_the_way_home(cluster: EtcdCluster) -> None:
     first, second, _ = cluster.members
-    async with client_of(first, second, failback_after_s=SOON_S) as client:
+    async with client_of(second, first, near=1, failback_after_s=SOON_S) as client:
         await in_background(first.stop)
         watch = client.watch(PREFIX, END, start_revision=0)
         await watch.ready()

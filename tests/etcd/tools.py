@@ -63,12 +63,15 @@ def connection(
 
 @asynccontextmanager
 async def client_of(
-    *servers: EtcdServer | Endpoint, failback_after_s: float = FAILBACK_AFTER_S, **options: Any
+    *servers: EtcdServer | Endpoint,
+    near: int | None = None,
+    failback_after_s: float = FAILBACK_AFTER_S,
+    **options: Any,
 ) -> AsyncIterator[EtcdClient]:
-    """A client of the servers, in this order; closed at the end."""
-    client = EtcdClient(
-        connection(*servers, **options), InOrder(), failback_after_s=failback_after_s
-    )
+    """A client of the servers, in this order, but ``near`` first; closed at the end."""
+    way = connection(*servers, **options)
+    here = () if near is None else (way.endpoints[near],)
+    client = EtcdClient(way, InOrder(), near=here, failback_after_s=failback_after_s)
     try:
         yield client
     finally:
