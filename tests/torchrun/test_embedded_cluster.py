@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import random
+import subprocess
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -76,6 +77,16 @@ class Site:
             "nothing runs on them", lambda: not any(self.hosts[it].processes() for it in numbers)
         )
 
+    def servers_of(self, number: int) -> set[str]:
+        """The members that this host's agent is connected to, by address."""
+        port = self._endpoints[number].port
+        command = self.hosts[number].enter(["ss", "-Htn", f"dport = :{port}"])
+        found = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        return {
+            line.split()[4].rpartition(":")[0].strip("[]").removeprefix("::ffff:")
+            for line in found.splitlines()
+        }
+
     def etcd(self, number: int) -> list[psutil.Process]:
         """The member of a host, and what keeps it."""
         there = self.hosts[number].processes()
@@ -125,6 +136,7 @@ def test_every_host_is_lost_in_turn_with_its_member_and_comes_back(site: Site) -
     for number in ALL:
         site.start(number, f"h{number}")
     first = training.wait_for_world()
+    assert [site.servers_of(it) for it in ALL] == [{it.address} for it in site.hosts]
     for number in ALL:
         site.wait_for_members(ALL)
         with training.reformed_once():
