@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from rdzv_etcd import aio, errors
     from rdzv_etcd import torch as torch  # exported, though not in __all__
     from rdzv_etcd.etcd.client import EtcdClient
-    from rdzv_etcd.node.gate import Arrival
     from rdzv_etcd.protocol.events import (
         JobEnded,
         JobEvent,
@@ -58,7 +57,6 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
-    "Arrival",
     "Closure",
     "Connection",
     "Credentials",
@@ -137,7 +135,6 @@ _HOMES = {
     ),
     "rdzv_etcd.etcd.client": ("EtcdClient",),
     "rdzv_etcd.world.connect": ("connect", "observe"),
-    "rdzv_etcd.node.gate": ("Arrival",),
     "rdzv_etcd.world.group": ("Group", "leave_all"),
     "rdzv_etcd.runtime.listener": ("Listener",),
     "rdzv_etcd.world.observer": ("JobEvents", "Observer"),

@@ -228,8 +228,7 @@ class GateError(RendezvousFailedError):
     """This node did not pass its gate, so it does not join; the message explains why.
 
     ``node`` is its id; ``exit_code`` that of the gate's command, negative for a signal, ``None`` if
-    there was none: the gate is a function (what it raised is the ``__cause__``), could not be
-    started, or was not done in time. ``output`` are the last lines that the command wrote.
+    it could not be started, or was not done in time. ``output`` are the last lines that it wrote.
     """
 
     def __init__(

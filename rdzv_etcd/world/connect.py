@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, TypedDict
 from rdzv_etcd.arguments import whole_or_none
 from rdzv_etcd.errors import SettingsError
 from rdzv_etcd.log import show
-from rdzv_etcd.node.gate import GateFunction
 from rdzv_etcd.settings import settings_from_config
 from rdzv_etcd.settings.options import WITHOUT_MEANING
 from rdzv_etcd.settings.parse import EPOCH_VARIABLE
@@ -71,7 +70,6 @@ def connect(
     data: Mapping[str, object] | None = None,
     local_addr: str | None = None,
     epoch_floor: int = 0,
-    gate: GateFunction | None = None,
     **options: Unpack[Options],
 ) -> Group:
     """Connect to etcd and take part in a job; the first :meth:`~rdzv_etcd.world.group.Group.join`,
@@ -82,9 +80,7 @@ def connect(
     the most. ``data`` is a JSON object of at most 4 KiB that the other members see. ``local_addr``
     is the address at which they reach this node, if the detected one is wrong. ``epoch_floor`` is
     an epoch that the job has reached before, as a checkpoint records it. ``options`` are those of
-    the torch plugin. ``gate`` is called before each arrival, on a thread of its own, for at most
-    ``gate_timeout`` seconds: if it raises, or returns a false value other than ``None``, this node
-    does not join. It cannot be ``async``.
+    the torch plugin.
 
     User and password come from ``RDZV_ETCD_USER`` and ``RDZV_ETCD_PASSWORD``, the secret of an
     embedded etcd from ``RDZV_ETCD_EMBED_SECRET``, or from the files that the options name; nothing
@@ -109,7 +105,7 @@ def connect(
         epoch_floor=epoch_floor,
     )
     show(settings.log)
-    return Group(settings, gate=gate)
+    return Group(settings)
 
 
 def observe(

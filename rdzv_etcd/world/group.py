@@ -15,7 +15,6 @@ from typing import Any, Generic, TypeVar
 from rdzv_etcd.arguments import seconds_or_none
 from rdzv_etcd.clock import Clock, SystemClock
 from rdzv_etcd.errors import DrainedError, JobClosedError, RendezvousFailedError
-from rdzv_etcd.node.gate import GateFunction
 from rdzv_etcd.protocol.describe import why_drained
 from rdzv_etcd.protocol.model import Closure
 from rdzv_etcd.runtime.faces import Blocking, Call, LastCall
@@ -215,12 +214,10 @@ class Group(Blocking, AnyGroup[World]):
         *,
         connect: Connect | None = None,
         clock: Clock | None = None,
-        gate: GateFunction | None = None,
     ) -> None:
         """``connect`` makes the connection to use instead of the one that the settings describe;
-        the group closes it. ``gate`` is called before each arrival; raises
-        :class:`~rdzv_etcd.errors.SettingsError` if it is not callable."""
-        self._part = Participant(settings, connect, clock or SystemClock(), gate)
+        the group closes it."""
+        self._part = Participant(settings, connect, clock or SystemClock())
         self._finalizer = weakref.finalize(self, self._part.drop)
         self._finalizer.atexit = False  # then it leaves by itself, and waits for that
 

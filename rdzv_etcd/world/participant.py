@@ -33,7 +33,7 @@ from rdzv_etcd.etcd.first_contact import first_contact, wait_for_names
 from rdzv_etcd.etcd.port import Etcd
 from rdzv_etcd.metrics import recorder_for, serve
 from rdzv_etcd.node.context import Identity
-from rdzv_etcd.node.gate import Gate, GateFunction, check_gate
+from rdzv_etcd.node.gate import Gate
 from rdzv_etcd.node.job_watch import JobWatch
 from rdzv_etcd.node.leave import why_interrupted
 from rdzv_etcd.node.node import Node
@@ -94,16 +94,8 @@ class Participant(Lifecycle):
 
     ended = "this node has left the job"
 
-    def __init__(
-        self,
-        settings: Settings,
-        connect: Connect | None,
-        clock: Clock,
-        gate: GateFunction | None,
-    ) -> None:
+    def __init__(self, settings: Settings, connect: Connect | None, clock: Clock) -> None:
         """Connect, and begin to watch the job; see :class:`rdzv_etcd.Group`."""
-        if gate is not None:
-            check_gate(gate)
         refuse_after_fork()
         self.settings = settings
         recorder = recorder_for(settings)
@@ -123,7 +115,7 @@ class Participant(Lifecycle):
             self.etcd, settings, make_identity(), clock, self.network, recorder=recorder
         )
         super().__init__(loop_thread)
-        self._gate = Gate(self.node, gate)
+        self._gate = Gate(self.node)
         self._guard: Guard | None = None
         """Ends what this node has started if this process is gone without having left."""
         self._metrics: Server | None = None

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import signal
-import sys
-import threading
+import os
 import time
-import traceback
 from pathlib import Path
 
 import pytest
 
 import rdzv_etcd
-from rdzv_etcd import Arrival, Left
+from rdzv_etcd import Left
 from rdzv_etcd.clock import SystemClock
 from rdzv_etcd.errors import DrainedError, GateError, SettingsError
 from rdzv_etcd.etcd.client import EtcdClient
 from rdzv_etcd.node.leave import request_drain
-from rdzv_etcd.process import Latch
 from rdzv_etcd.protocol.keys import JobKeys
 from rdzv_etcd.settings import Connection, parse_endpoints
 from rdzv_etcd.settings.fields import gate_words
+from rdzv_etcd.settings.parse import WITHHELD
 from rdzv_etcd.world.group import Group
 from tests.library.nodes import ALONE, LIMIT_S, Job, at_once, join_all, wait_until
 
@@ -79,54 +76,44 @@ async def _ask(job: Job, node_id: str) -> bool:
 # --- gates ----------------------------------------------------------------------------------------
 
 
-def test_a_gate_is_asked_before_each_arrival_and_gets_to_know_why(job: Job) -> None:
-    asked: list[Arrival] = []
-
-    def gate(arrival: Arrival) -> None:
-        assert threading.current_thread().name != "rdzv-etcd"
-        asked.append(arrival)
-        if len(asked) == 2:
-            raise OSError("2 of 8 GPUs answer")
-
+def test_a_gate_is_asked_before_each_arrival_and_gets_to_know_why(
+    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, gate = tmp_path / "asked", tmp_path / "gate.sh"
+    for secret in WITHHELD:
+        monkeypatch.setenv(secret, "a secret of sixteen")
+    names = ("ROUND", "JOB_ID", "NODE_ID", "LAST_CHANGE", "PASSWORD", "EMBED_SECRET")
+    gate.write_text(
+        f'#!/bin/sh\necho "{"|".join("$RDZV_ETCD_" + name for name in names)}" >> {asked}\n'
+        f"[ $(wc -l < {asked}) != 2 ] || {{ echo 2 of 8 GPUs answer; exit 3; }}\n"
+    )
+    gate.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     settings = job.settings("1:2", lease_ttl=LONG_S, **ALONE)
-    with Group(settings, gate=gate) as group, Group(settings) as other:
+    with (
+        Group(job.settings("1:2", lease_ttl=LONG_S, gate_command=gate.name, **ALONE)) as group,
+        Group(settings) as other,
+    ):
         worlds = at_once([group.join, other.join])
-        with pytest.raises(GateError, match="raised OSError: 2 of 8 GPUs answer") as raised:
+        with pytest.raises(GateError, match="ended with exit code 3: 2 of 8 GPUs answer") as raised:
             group.join()
         assert raised.value.node == group.node_id
-        assert isinstance(raised.value.__cause__, OSError)
+        assert (raised.value.exit_code, raised.value.output) == (3, "2 of 8 GPUs answer")
         assert worlds[1].wait_over(LIMIT_S)
         change = worlds[1].change
         assert isinstance(change, Left)  # at once, and not after rejoin_timeout
-        assert "its gate raised OSError: 2 of 8 GPUs answer" in change.members[group.node_id]
+        assert "ended with exit code 3: 2 of 8 GPUs answer" in change.members[group.node_id]
         assert other.join().size == 1
         joining = at_once([group.join, other.join])
         assert [world.size for world in joining] == [2, 2]
-    assert [arrival.round for arrival in asked] == [1, 2, 3]
-    assert all(arrival.node_id == group.node_id for arrival in asked)
-
-
-def test_a_signal_is_handled_while_a_gate_is_asked(job: Job) -> None:
-    """Also one that does not interrupt the main thread's wait for the gate."""
-    handled = threading.Event()
-
-    def is_waited_for() -> bool:
-        stack = traceback.walk_stack(sys._current_frames()[main])
-        return any(frame.f_code is Latch.wait.__code__ for frame, _ in stack)
-
-    def gate(arrival: Arrival) -> None:
-        wait_until("the main thread waits", is_waited_for)
-        signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
-        if not handled.wait(LIMIT_S):
-            raise TimeoutError("nobody has handled the signal")
-
-    main = threading.get_ident()
-    before = signal.signal(signal.SIGUSR1, lambda *_: handled.set())
-    try:
-        with Group(job.settings(gate_timeout=8), gate=gate) as group:
-            assert group.join().size == 1
-    finally:
-        signal.signal(signal.SIGUSR1, before)
+        other.leave("SIGTERM")
+        assert joining[0].wait_over(LIMIT_S)
+        group.join()
+    changes = ["", "", "", str(Left({other.node_id: "SIGTERM"}))]
+    assert asked.read_text().splitlines() == [
+        f"{number}|{job.id}|{group.node_id}|{change}||"
+        for number, change in enumerate(changes, start=1)
+    ]
 
 
 @pytest.mark.parametrize("command", ["", "  ", "a 'b", "a\0b"])
@@ -138,11 +125,9 @@ def test_what_cannot_be_a_command_is_refused(command: str) -> None:
 def test_a_gate_on_asyncio_that_is_cancelled_ends(job: Job, tmp_path: Path) -> None:
     begun = tmp_path / "begun"
     command = f"sh -c 'touch {begun}; exec sleep 600'"
-    asked: list[Arrival] = []
 
     async def main() -> None:
-        settings = job.settings(gate_command=command)
-        async with rdzv_etcd.aio.Group(Group(settings, gate=asked.append)) as group:
+        async with rdzv_etcd.aio.Group(Group(job.settings(gate_command=command))) as group:
             joining = asyncio.ensure_future(group.join())
             await asyncio.to_thread(wait_until, "its gate is asked", begun.exists)
             joining.cancel()
@@ -152,4 +137,3 @@ def test_a_gate_on_asyncio_that_is_cancelled_ends(job: Job, tmp_path: Path) -> N
     began_s = time.monotonic()
     asyncio.run(main())
     assert time.monotonic() - began_s < LIMIT_S / 2
-    assert not asked  # the function comes after the command, and nobody waits for its answer

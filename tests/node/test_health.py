@@ -202,7 +202,7 @@ async def test_a_request_to_leave_that_had_to_connect_first_waits_no_longer_for_
 
 async def fails(node: SimNode, how: str) -> GateError:
     with pytest.raises(GateError) as raised:
-        await Gate(node.node, None).settle(Failure(how, 3, "last line"))
+        await Gate(node.node).settle(Failure(how, 3, "last line"))
     return raised.value
 
 
@@ -232,7 +232,7 @@ async def test_nodes_that_wait_are_shown_why_one_cannot_join_until_its_host_pass
     for name in "dc":
         assert kv.lease_id in job.server.leases()  # what another host does changes nothing
         process = await process_of(job, name)
-        await job.on(process, Gate(process.node, None).settle(None))
+        await job.on(process, Gate(process.node).settle(None))
         await job.leave(name)
     assert kv.lease_id not in job.server.leases()
     assert not [kv for kv in job.server.snapshot() if kv.key == job.keys.refused]
@@ -247,7 +247,7 @@ async def test_a_pass_takes_back_no_note_about_other_settings(job: SimJob) -> No
     other = job.start("c", job=JobSettings(3, 3))
     await job.until(lambda: other.error is not None, "it is refused", 20.0)
     process = await process_of(job, "c")
-    await job.on(process, Gate(process.node, None).settle(None))
+    await job.on(process, Gate(process.node).settle(None))
     assert [kv for kv in job.server.snapshot() if kv.key == job.keys.refused]
     await job.leave("c")
 

@@ -32,7 +32,7 @@ def main(endpoints: str, job: str) -> None:
         data={"gpus": 8},
         local_addr="127.0.0.1",
         lease_ttl=5,
-        gate=gate,
+        gate_command="true",
     ) as group:
         assert_type(group, rdzv_etcd.Group)
         assert_type(group.job, str)
@@ -117,11 +117,6 @@ def told_of(event: rdzv_etcd.JobEvent) -> str:
         case rdzv_etcd.Missed(count=count):
             return str(count)
     assert_never(event)
-
-
-def gate(arrival: rdzv_etcd.Arrival) -> bool:
-    assert_type((arrival.job, arrival.node_id, arrival.round), tuple[str, str, int])
-    return arrival.last_change is None
 
 
 def watched(group: rdzv_etcd.Group, world: rdzv_etcd.World) -> None:
