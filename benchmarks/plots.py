@@ -274,7 +274,8 @@ _ROW = 0.16
 
 @dataclass(frozen=True)
 class _Bar:
-    """One row of a picture: a timeline, and what is said behind it."""
+    """One row of a picture: a timeline, and the text behind it. Without parts it has no end: it runs
+    to the edge, and is open there."""
 
     group: str
     name: str
@@ -439,6 +440,10 @@ def _draw_panel(panel: _Panel, axes: Axes) -> None:
             axes.annotate(row, (0, place), (2, 0), textcoords="offset points", **_GROUP_TEXT)
             continue
         left = 0.0
+        if not row.parts:
+            edge = axes.get_xlim()[1]
+            axes.barh(place, edge, 0.78, color=_ENDLESS)
+            axes.hlines((place - 0.39, place + 0.39), 0, edge, GREY, "--", linewidth=0.6)
         for part, seconds in row.parts.items():
             axes.barh(place, seconds, 0.78, left, **_filled(panel.parts[part][1]))
             left += seconds
@@ -448,6 +453,7 @@ def _draw_panel(panel: _Panel, axes: Axes) -> None:
     axes.spines["left"].set_visible(False)
 
 
+_ENDLESS = "#eaeef2"
 _BAR_TEXT: dict[str, Any] = {"va": "center_baseline", "size": 8, "annotation_clip": False}
 _GROUP_TEXT: dict[str, Any] = {**_BAR_TEXT, "size": 8.5, "color": GREY, "style": "italic"}
 

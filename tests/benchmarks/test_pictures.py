@@ -136,6 +136,16 @@ def test_every_result_file_can_be_drawn(name: str, tmp_path: Path) -> None:
     assert any(axes.has_data() for axes in figure.axes)
 
 
+def test_what_did_not_recover_reaches_the_edge() -> None:
+    """An empty row would look like the fastest one."""
+    samples = [*recovered("member", "etcd3", 2.0), *recovered("member", "c10d", None)]
+    figure = plots.draw_recovery({"settings": {"limit": 120}, "results": samples})
+    axes = figure.axes[1]  # after the key
+    ours, theirs = (bar.get_width() for bar in axes.patches if bar.get_width() > 0)
+    assert (ours, theirs) == (2.0, axes.get_xlim()[1])
+    assert "not within 120 s" in [text.get_text() for text in axes.texts]
+
+
 @pytest.mark.parametrize("name", COMMITTED)
 def test_a_run_that_measured_nothing_can_be_drawn(name: str, tmp_path: Path) -> None:
     document = committed(name)
