@@ -274,8 +274,8 @@ _ROW = 0.16
 
 @dataclass(frozen=True)
 class _Bar:
-    """One row of a picture: a timeline, and the text behind it. Without parts it has no end: it runs
-    to the edge, and is open there."""
+    """One row of a picture: a timeline, and the text behind it. One without parts has no end: it
+    runs to the edge, and is open there."""
 
     group: str
     name: str
@@ -296,25 +296,42 @@ class _Panel:
 def draw_recovery(document: Document) -> Figure:
     """Timelines made of parts, grouped by fault: of all backends, and of ours on a scale that
     shows the parts."""
+    bars = _recovery_bars(document)
+    ours = [key for key in bars if key[1] in (OURS, IN_PROCESS, EMBEDDED)]
+    with_others = {case for case, backend in bars if (case, backend) not in ours}
+    panels = [
+        _Panel(_RECOVERY, [bars[key] for key in bars if key[0] in with_others], _PARTS),
+        _Panel("etcd3 alone, on a scale of its own.", [bars[key] for key in ours], _PARTS),
+    ]
+    return _timelines(TITLES["recovery"], panels)
+
+
+def draw_beside_c10d(document: Document) -> Figure:
+    """The faults for which there is a time of ours, and torch's default: what the README shows."""
+    bars = _recovery_bars(document)
+    shown = [
+        bar
+        for (case, backend), bar in bars.items()
+        if backend in (OURS, "c10d") and {(case, OURS), (case, "c10d")} <= bars.keys()
+    ]
+    return _timelines(TITLES["recovery"], [_Panel(_RECOVERY, shown, _PARTS)])
+
+
+_RECOVERY = (
+    "Seconds from the fault until the first step in the new world; each bar is the run with the "
+    "median of its times."
+)
+
+
+def _recovery_bars(document: Document) -> dict[tuple[str, str], _Bar]:
+    """By fault and backend."""
     limit_s = document["settings"].get("limit")
-    bars = {
+    return {
         (case, backend): _recovery_bar(case, backend, samples, limit_s)
         for (case, backend), samples in results.grouped(
             document["results"], "case", "backend"
         ).items()
     }
-    ours = [key for key in bars if key[1] in (OURS, IN_PROCESS, EMBEDDED)]
-    with_others = {case for case, backend in bars if (case, backend) not in ours}
-    panels = [
-        _Panel(
-            "Seconds from the fault until the first step in the new world; each bar is the run "
-            "with the median of its times.",
-            [bars[key] for key in bars if key[0] in with_others],
-            _PARTS,
-        ),
-        _Panel("etcd3 alone, on a scale of its own.", [bars[key] for key in ours], _PARTS),
-    ]
-    return _timelines(TITLES["recovery"], panels)
 
 
 def _recovery_bar(

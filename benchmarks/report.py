@@ -63,6 +63,10 @@ def run(args: argparse.Namespace) -> str:
     """
     header, *rows = figures.figures(args.results)
     _put(args.readme, table(header, rows), check=args.check)
+    recovered = args.results / f"{recovery.NAME}.json"
+    if recovered.exists() and not args.check:
+        figure = plots.draw_beside_c10d(results.read(recovered))
+        save(figure, args.results / f"{recovery.NAME}-beside-c10d.svg")
     parts = []
     for document, sections in ((args.document, TIMES), (args.notes, COSTS)):
         part = render(sections, args.results, document.parent, draw=not args.check)

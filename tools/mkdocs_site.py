@@ -2,11 +2,13 @@
 
 The front page is the README's first part. Links that lead out of docs/ become links to the
 repository, or to the few files outside that are pages of the site as well. The reference of the
-library's names is a page that exists in the site only.
+library's names is a page that exists in the site only. Cells know their column's heading, which
+docs/site.css shows where a screen is too narrow for columns.
 """
 
 from __future__ import annotations
 
+import html
 import os
 import re
 from pathlib import Path, PurePosixPath
@@ -19,14 +21,19 @@ import rdzv_etcd
 
 ROOT = Path(__file__).parents[1]
 HOME = "https://github.com/rdzv-etcd/rdzv-etcd/blob/main/"
-SHOWN = ("ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md")
+RAW = "https://raw.githubusercontent.com/rdzv-etcd/rdzv-etcd/main/"
+"""As HOME, for pictures."""
+SHOWN = ("ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
 """Documents beside docs/ that are pages of the site."""
 FRONT, FRONT_ENDS = "index.md", "<!-- the front page of the site ends here -->"
 
 _LINK = re.compile(
-    rf"(\]\(|^\[[^\]\n]+\]: )(?:({re.escape(HOME)})|(?![a-z]+:|#))([^)\s#]+)", re.MULTILINE
+    rf"(\]\(|^\[[^\]\n]+\]: )(?:({re.escape(HOME)}|{re.escape(RAW)})|(?![a-z]+:|#))([^)\s#]+)",
+    re.MULTILINE,
 )
 _DEFINITION = re.compile(r"^\[[^\]\n]+\]: \S+\n", re.MULTILINE)
+_TABLE = re.compile(r"<table>.*?</table>", re.DOTALL)
+_HEADING = re.compile(r"<th\b[^>]*>(.*?)</th>", re.DOTALL)
 _ROLE = re.compile(r":(?:class|func|meth|attr|mod|data|exc):(<code[^>]*>)(?:~[\w.]*\.)?")
 _TITLE = "# The library, name by name\n\nWhat `import rdzv_etcd` brings, from the docstrings.\n"
 
@@ -54,9 +61,29 @@ def on_page_markdown(markdown: str, page: Page, files: Files, **_others: object)
     return _LINK.sub(link, markdown)
 
 
-def on_page_content(html: str, page: Page, **_others: object) -> str:
+def on_page_content(content: str, page: Page, **_others: object) -> str:
     """Docstrings mark names as Sphinx does; what is left of that is the name."""
-    return _ROLE.sub(r"\1", html) if page.file.src_uri == "api.md" else html
+    if page.file.src_uri == "api.md":
+        return _ROLE.sub(r"\1", content)
+    return _TABLE.sub(lambda found: _with_headings(found[0]), content)
+
+
+def on_post_page(output: str, **_others: object) -> str:
+    """The theme's script would ask GitHub for numbers to show beside this link."""
+    return output.replace(' data-md-component="source"', "")
+
+
+on_post_template = on_post_page  # 404.html
+
+
+def _with_headings(table: str) -> str:
+    headings = [html.escape(re.sub("<.*?>", "", cell)) for cell in _HEADING.findall(table)]
+
+    def row(found: re.Match[str]) -> str:
+        labels = iter(headings)
+        return re.sub("<td", lambda _: f'<td data-heading="{next(labels)}"', found[0])
+
+    return re.sub(r"<tr>.*?</tr>", row, table, flags=re.DOTALL)
 
 
 def _front() -> str:

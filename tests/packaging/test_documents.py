@@ -14,6 +14,7 @@ from typing import Any
 
 import click
 import pytest
+import yaml
 from torch.distributed.run import get_args_parser
 
 import rdzv_etcd
@@ -45,7 +46,10 @@ BLOCKS = {
         "./tools/test.sh": "runs this test",
         "import rdzv_etcd": "test_the_library_s_example_works",
     },
-    "CONTRIBUTING.md": {"./tools/test.sh": "runs this test"},
+    "CONTRIBUTING.md": {
+        "./tools/test.sh": "runs this test",
+        ".venv/bin/pip install build": "test_distribution.py builds; the rest is for a release",
+    },
     "docs/cli.md": {
         "pip install": "installs from a package index",
         "rdzv-etcd status": "tests/cli/test_document.py",
@@ -325,6 +329,23 @@ def test_commands_are_as_the_programs_take_them() -> None:
         command.make_context(name, words, **app.context_settings)
 
 
+def test_workflows_and_hooks_run_what_contributing_names() -> None:
+    """Word for word, but for what a run brings, which is called N there."""
+    contributing = Document(ROOT / "CONTRIBUTING.md")
+    named = re.findall(r"`([^`\n]+)`", contributing.text)
+    named += "".join(contributing.code("bash")).splitlines()
+    known = {command for line in named for command in line.split(" && ")}
+    ran: list[str] = []
+    for path in (ROOT / ".github" / "workflows").glob("*.yml"):
+        for job in yaml.safe_load(path.read_text(encoding="utf-8"))["jobs"].values():
+            ran += [step["run"] for step in job["steps"] if "run" in step]
+    assert ".ci/run" in ran
+    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))
+    ran += [hook["entry"] for repository in hooks["repos"] for hook in repository["hooks"]]
+    lines = [re.sub(r"\$\{\{.*?\}\}", "N", line) for each in ran for line in each.splitlines()]
+    assert [line for line in lines if line not in known] == []
+
+
 def test_the_interface_s_address_is_found() -> None:
     """What docs/guide.md does to get one, for the interface that every host has."""
     (code,) = [code for code in Document(ROOT / "docs/guide.md").code("bash") if "GLOO" in code]
@@ -344,6 +365,10 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
             assert (tmp_path / "site" / document.path.stem / "index.html").exists()
     for page in (tmp_path / "site").glob("**/*.html"):
         assert not re.search(r'<(?:script|link|img)\b[^>]*="(?:https?:)?//', page.read_text()), page
+        assert 'data-md-component="source"' not in page.read_text(), page  # it asks GitHub
     front = (tmp_path / "site" / "index.html").read_text()
     for door in ("tutorial/", "deploy/", "library/"):
         assert f'<a href="{door}">' in front
+    assert 'src="benchmarks/results/recovery-beside-c10d.svg"' in front
+    options = (tmp_path / "site" / "options" / "index.html").read_text()
+    assert '<td data-heading="meaning">A node that is silent this long' in options

@@ -12,7 +12,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 HOME = "https://github.com/rdzv-etcd/rdzv-etcd/blob/main/"
-"""Where a package index's page, which knows no files beside it, finds this repository's."""
+RAW = "https://raw.githubusercontent.com/rdzv-etcd/rdzv-etcd/main/"
+"""Where a package index's page, which knows no files beside it, finds this repository's, and its
+pictures."""
 
 _FENCE = re.compile(r"^(```+)[^\n]*\n(.*?)^\1 *$", re.DOTALL | re.MULTILINE)
 _INLINE = re.compile(r"!?\[[^\]]*\]\(([^()\s]+)\)")
@@ -84,8 +86,8 @@ class Document:
 
     def _leads_somewhere(self, link: str) -> bool:
         target, _, anchor = link.partition("#")
-        if target.startswith(HOME):
-            file = ROOT / target.removeprefix(HOME)
+        if target.startswith((HOME, RAW)):
+            file = ROOT / target.removeprefix(HOME).removeprefix(RAW)
         elif re.match(r"[a-z]+:", target):
             return True  # another site's
         else:
