@@ -15,7 +15,7 @@ RUN python3 -m pip install --no-cache-dir --root-user-action=ignore ${PIP_ARGS} 
 WORKDIR /opt/rdzv-etcd
 COPY pyproject.toml README.md LICENSE ./
 COPY rdzv_etcd rdzv_etcd
-RUN python3 -m pip install --no-cache-dir --root-user-action=ignore ${PIP_ARGS} ".[examples]"
+RUN python3 -m pip install --no-cache-dir --root-user-action=ignore ${PIP_ARGS} ".[cli,embedded,examples]"
 COPY examples examples
 COPY compose compose
 

@@ -82,6 +82,12 @@ def bind_beside(listener: Listener) -> socket.socket:
     return _listen_on(listener.socket.family, (place[0], 0, *place[2:]))
 
 
+def still_found(address: str) -> LocalAddr | None:
+    """Return an address that :func:`bind_listener` has found before, if this host still has it."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    return LocalAddr(address) if is_ours(family, (address, 0)) else None
+
+
 def loopback_problem(listener: Listener, endpoints: Sequence[Endpoint]) -> str | None:
     """Tell what is wrong if the address is one that other hosts take for themselves.
 
@@ -116,10 +122,12 @@ def master_problem(master: str, own: str) -> str | None:
 
 
 def _find_address(endpoints: Sequence[Endpoint]) -> str:
-    sources = [source for endpoint in endpoints for source in _sources_towards(endpoint)]
-    for source in sources:
-        if not source.is_loopback:
-            return str(source)
+    sources = []
+    for endpoint in endpoints:
+        for source in _sources_towards(endpoint):
+            if not source.is_loopback:
+                return str(source)
+            sources.append(source)
     for family, beyond in _BEYOND_DEFAULT_ROUTE:
         default = _source_address(family, (beyond, 9))
         if default is not None and not default.is_loopback:
@@ -166,7 +174,7 @@ def _parse(text: str) -> _Address | None:
 
 @dataclass(frozen=True, slots=True)
 class LocalAddr:
-    """An address that was given to a node as its own."""
+    """An address that a node uses as its own, whether it was given or found before."""
 
     address: str
     only: SocketAddress | None = None

@@ -53,6 +53,7 @@ from rdzv_etcd.runtime.listener import (
     looks_up_names,
     loopback_problem,
     master_problem,
+    still_found,
 )
 from rdzv_etcd.runtime.loop_call import what_interrupted
 from rdzv_etcd.runtime.loop_thread import LoopHold
@@ -120,6 +121,7 @@ class Participant(Lifecycle):
         """Ends what this node has started if this process is gone without having left."""
         self._metrics: Server | None = None
         self._local_addr: LocalAddr | None = None
+        self._found_address = ""
         self._bound: Listener | None = None
         """The socket for the first round; the later ones bind theirs when they begin."""
         self._listener: Listener | None = None
@@ -201,14 +203,26 @@ class Participant(Lifecycle):
             # Once: the name of a pod that is not ready at the moment may be gone from DNS.
             patience_s = self.settings.timing.join_timeout_s
             self._local_addr = check_local_addr(given, patience_s)
-        return bind_listener(self._local_addr, self.settings.connection.endpoints)
+        bound = bind_listener(self._own_address(), self.settings.connection.endpoints)
+        self._found_address = bound.address
+        return bound
+
+    def _own_address(self) -> LocalAddr | None:
+        """The address that was given, or was found for an earlier round; ``None``: to be found.
+
+        It is not looked for in each round: a host that is lost may have taken its name out of DNS,
+        and a name server may take long to say so, while the others wait for a new world.
+        """
+        if self._local_addr is None and self._found_address:
+            return still_found(self._found_address)
+        return self._local_addr
 
     @property
     def _bind_blocks(self) -> bool:
         settings = self.settings
         if settings.local_addr is not None and self._local_addr is None:
             return True
-        return looks_up_names(self._local_addr, settings.connection.endpoints)
+        return looks_up_names(self._own_address(), settings.connection.endpoints)
 
     def _warn(self, problem: str | None) -> None:
         if problem is not None:

@@ -116,7 +116,7 @@ def build_node_base(folder: Path) -> bool:
     if suite is None:
         known = " or ".join(f"{major}.{minor}" for major, minor in _SUITES)
         raise ImageError(f"the node's base needs Python {known}; this is {sys.version.split()[0]}")
-    packages = sorted(closure("pip", "rdzv-etcd[examples]") - {"rdzv-etcd"})
+    packages = sorted(closure("pip", "rdzv-etcd[cli,embedded,examples]") - {"rdzv-etcd"})
     versions = [f"{name}=={importlib.metadata.version(name)}" for name in packages]
     fingerprint = _fingerprint(suite, *versions)
     if _is_built(NODE_BASE_IMAGE, fingerprint):

@@ -6,6 +6,7 @@ import signal
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -20,7 +21,9 @@ from tests.library.nodes import (
     Job,
     RemoteError,
     at_once,
+    groups,
     join_all,
+    node_settings,
     wait_until,
     when_entered,
 )
@@ -49,6 +52,26 @@ def test_nodes_form_round_after_round(job: Job, count: int, sizes: dict[str, Any
         assert all(world.wait_over(LIMIT_S) for world in second[:-1])
         third = join_all(nodes[:-1])
         assert sorted(world.rank for world in third) == list(range(count - 1))
+
+
+def test_a_further_round_needs_no_name_server(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host that is lost may be lost to it as well, and to hear that may take many seconds."""
+    asked: list[str] = []
+    answer = socket.getaddrinfo
+
+    def look_up(host: str, *more: Any, **options: Any) -> list[Any]:
+        asked.append(host)
+        return answer(host, *more, **options)
+
+    settings = node_settings(f"localhost:{job.server.port}", job.id, "2")
+    settings = replace(settings, local_addr=None)
+    with groups(settings, 2) as nodes:
+        first = join_all(nodes)
+        monkeypatch.setattr(socket, "getaddrinfo", look_up)
+        assert {world.master.address for world in (*first, *join_all(nodes))} == {
+            first[0].master.address
+        }
+        assert "localhost" not in asked
 
 
 def test_only_rank_0_has_the_masters_listening_socket(job: Job) -> None:

@@ -11,7 +11,12 @@ import pytest
 from torch._C._distributed_c10d import TCPStore
 
 from rdzv_etcd.errors import SettingsError
-from rdzv_etcd.runtime.listener import bind_listener, check_local_addr, loopback_problem
+from rdzv_etcd.runtime.listener import (
+    bind_listener,
+    check_local_addr,
+    loopback_problem,
+    still_found,
+)
 from rdzv_etcd.settings.connection import Endpoint
 from rdzv_etcd.torch_plugin.store import serve_tcp_store
 
@@ -98,6 +103,17 @@ def test_the_address_is_the_default_routes_if_etcd_is_on_this_host() -> None:
     listener = bind_listener(None, LOCAL)
     listener.close()
     assert listener.address == (expected or "127.0.0.1")
+
+
+def test_an_address_that_was_found_is_kept_while_this_host_has_it() -> None:
+    found = bind_listener(None, LOCAL)
+    kept = still_found(found.address)
+    again = bind_listener(kept, [Endpoint("no-such-host.invalid")])
+    assert again.address == found.address
+    assert again.socket.getsockname()[0] == found.socket.getsockname()[0], "on all interfaces"
+    for listener in (found, again):
+        listener.close()
+    assert still_found("198.51.100.7") is None
 
 
 def test_an_endpoint_elsewhere_decides_before_one_on_this_host() -> None:

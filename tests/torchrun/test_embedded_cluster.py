@@ -44,11 +44,11 @@ class Site:
         stack.callback(self._end_all)
         port = free_port()
         self._endpoints = [Endpoint(host.address, port) for host in self.hosts]
-        self._data = folder / "data"
-        self._data.mkdir()
+        self._disks = [folder / f"disk{number}" for number in ALL]
+        for disk in self._disks:
+            disk.mkdir()
         self._environment = {
             "RDZV_ETCD_BINARY": str(binary.path),
-            "TMPDIR": str(self._data),
             "RDZV_ETCD_EMBED_SECRET": SECRET,
         }
         self._connection = Connection(tuple(self._endpoints), secret=SECRET)
@@ -59,8 +59,8 @@ class Site:
         self._agents: dict[int, Agent] = {}
 
     def start(self, number: int, name: str, **changes: Any) -> Agent:
-        enter = self.hosts[number].enter
-        (agent,) = self.training.start(name, enter=enter, **self._environment, **changes)
+        here = {"enter": self.hosts[number].enter, "TMPDIR": str(self._disks[number])}
+        (agent,) = self.training.start(name, **here, **self._environment, **changes)
         self._agents[number] = agent
         return agent
 
@@ -103,9 +103,11 @@ class Site:
     def wait_for_the_end(self) -> None:
         wait_until("all have ended", lambda: not any(host.processes() for host in self.hosts))
 
-    def assert_nothing_left(self) -> None:
+    def assert_nothing_left(self, *lost: int) -> None:
+        """Nor on any disk but those of lost hosts, which are tidied at the next start."""
         self.wait_for_the_end()
-        assert [path for path in self._data.iterdir() if "embedded" in path.name] == []
+        disks = [disk for number, disk in enumerate(self._disks) if number not in lost]
+        assert [it for disk in disks for it in disk.iterdir() if "embedded" in it.name] == []
 
     def _store(self) -> Gateway:
         for it in self._endpoints:
@@ -202,7 +204,50 @@ def test_a_host_is_lost_before_the_first_round_while_arriving_and_in_the_grace(s
     site.wait_for_members(ALL)
     training.end_workers()
     site.lose(0)
-    site.wait_for_the_end()
+    site.assert_nothing_left(0)
+
+
+@pytest.mark.release
+@pytest.mark.parametrize("silently", [False, True], ids=["killed", "silent"])
+def test_a_host_is_lost_while_the_job_ends(site: Site, silently: bool) -> None:
+    """First one whose workers have finished, then the last that trains, then one as the job ends:
+    what is left ends well, sooner than torch's exit barrier would give up."""
+    training = site.training
+
+    def start(number: int, name: str) -> Agent:
+        stop = f"--stop-file={training.own_stop_file(name)}"
+        return site.start(number, name, nnodes="1:3", script_args=[stop])
+
+    a, b, _ = (start(number, f"h{number}") for number in sorted(ALL))
+    training.wait_for_world()
+    site.wait_for_members(ALL)
+    training.finish_early(a)
+    with training.reformed_once():
+        site.lose(0, silently=silently)
+    site.wait_for_members({1, 2})
+    site.hosts[0].heal()
+    began = time.time()
+    back = start(0, "h0-back")
+    training.wait_for_world(after=began)
+    site.wait_for_members(ALL)
+
+    training.finish_early(back, b)
+    site.lose(2, silently=silently)
+    site.wait_for_members({0, 1})
+    _, supervisor = site.etcd(1)
+    supervisor.terminate()  # it stays: without it there is no majority
+    site.hosts[2].heal()
+    last = start(2, "h2-back")
+    training.wait_for_world(last)
+    wait_until("it has gone", lambda: not supervisor.is_running())
+    site.wait_for_members(ALL)  # its agent has started another one
+
+    last.may_end = True
+    training.own_stop_file("h2-back").touch()
+    wait_until("one has ended", lambda: any(it.process.poll() is not None for it in (back, b)))
+    site.lose(2, silently=silently)
+    assert [back.wait(), b.wait()] == [0, 0]
+    site.assert_nothing_left(2)
 
 
 @pytest.mark.release
@@ -227,7 +272,7 @@ def test_hosts_and_members_are_killed_paused_and_cut_at_random(site: Site) -> No
         _assert_one_world(training)
     print(f"measured: {dict(done)}")
     training.end_workers()
-    site.wait_for_the_end()
+    site.assert_nothing_left()
 
 
 _FAULTS = ("host killed", "host silent", "member killed", "member paused", "cable cut")

@@ -3,15 +3,12 @@ not wait for what will not come."""
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
-from rdzv_etcd.protocol.keys import JobKeys
 from tests.cli.tools import run_alone
 from tests.support.servers import EtcdServer
 from tests.torchrun.agents import QUICK, Agent
@@ -25,24 +22,8 @@ CONF = f"{QUICK},rejoin_timeout=100000"
 
 def start(job: Training, *names: str) -> list[Agent]:
     """Start agents, each with a stop file of its own."""
-    stop = {name: f"--stop-file={stop_file(job, name)}" for name in names}
+    stop = {name: f"--stop-file={job.own_stop_file(name)}" for name in names}
     return [job.start(name, script_args=(stop[name],))[0] for name in names]
-
-
-def stop_file(job: Training, name: str) -> Path:
-    return job.job.directory / f"{name}.stop"
-
-
-def finish_early(job: Training, etcd: EtcdServer, agent: Agent) -> None:
-    """Let the workers of one agent succeed, and wait until the other agents know that."""
-    agent.may_end = True
-    stop_file(job, agent.name).touch()
-
-    def is_finished() -> bool:
-        presences = etcd.keys(JobKeys("/rdzv_etcd", job.job.run_id).nodes.start).values()
-        return any(json.loads(value).get("finished") for value in presences)
-
-    job.wait_until(f"{agent.name} is known to have finished", is_finished)
 
 
 def fail_worker(agent: Agent) -> None:
@@ -57,7 +38,7 @@ def test_a_worker_that_fails_restarts_without_the_nodes_that_have_finished(
     job = train("1:2", conf=CONF)
     a, b = start(job, "a", "b")
     job.wait_for_world()
-    finish_early(job, etcd, a)
+    job.finish_early(a)
     wide = {"COLUMNS": "200"}
     status = run_alone("status", job.job.run_id, "--endpoint", etcd.endpoint, environ=wide)
     assert "finished" in status.out, status.out
@@ -67,19 +48,19 @@ def test_a_worker_that_fails_restarts_without_the_nodes_that_have_finished(
     job.wait_for_world(b)
     assert "not back yet" not in b.output
     assert a.process.poll() is None, "it waits for the end of the job, as torch means it"
-    stop_file(job, "b").touch()
+    job.own_stop_file("b").touch()
     job.finish(a, b)
     assert "Error waiting on exit barrier" not in a.output
 
 
 def test_an_agent_that_has_finished_ends_when_the_job_fails(
-    etcd: EtcdServer, train: Callable[..., Training]
+    train: Callable[..., Training],
 ) -> None:
     """Its own work is done: it ends well, and does not wait for torch's 300 s to pass."""
     job = train("1:2", conf=CONF, max_restarts=0)
     a, b = start(job, "a", "b")
     job.wait_for_world()
-    finish_early(job, etcd, a)
+    job.finish_early(a)
     fail_worker(b)
     assert b.wait() == 1
     assert a.wait() == 0

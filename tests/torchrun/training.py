@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from operator import attrgetter
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from tests.support.gateway import GatewayError
@@ -180,12 +181,18 @@ class Training:
     def _root(self) -> bytes:
         return job_root(self.job.run_id)
 
-    def present(self) -> set[int]:
-        """Return the process ids of the agents whose presence etcd holds, -1 if it is away."""
+    def present(self, *, finished: bool = False) -> set[int]:
+        """Return the process ids of the agents whose presence etcd holds, or of those of them whose
+        workers have finished; -1 if etcd is away."""
         try:
-            return {_pid(key) for key in self._store().keys(self._root + b"nodes/")}
+            presences = self._store().keys(self._root + b"nodes/").items()
         except (OSError, GatewayError, StopIteration):
             return {-1}
+        return {
+            _pid(key)
+            for key, kept in presences
+            if not finished or json.loads(kept.value).get("finished")
+        }
 
     def leader(self) -> Agent:
         """Return the agent that leads the job."""
@@ -194,6 +201,21 @@ class Training:
         return next(agent for agent in self.agents if agent.process.pid == pid)
 
     # -- the end ----------------------------------------------------------------------------------
+
+    def own_stop_file(self, name: str) -> Path:
+        """Where the workers of an agent look that were told to: ``--stop-file``."""
+        return self.job.directory / f"{name}.stop"
+
+    def finish_early(self, *agents: Agent) -> None:
+        """Let workers with a stop file of their own succeed; wait until all agents know that."""
+        for agent in agents:
+            agent.may_end = True
+            self.own_stop_file(agent.name).touch()
+        pids = {agent.process.pid for agent in agents}
+        names = ", ".join(agent.name for agent in agents)
+        self.wait_until(
+            f"{names} are known to have finished", lambda: self.present(finished=True) >= pids
+        )
 
     def end_workers(self, *agents: Agent) -> None:
         """Let the job finish; these agents exit with 0."""
