@@ -1,19 +1,15 @@
-"""Write this library's log lines on a thread of their own, as the option ``log`` asks.
+"""Write this library's log lines on a thread of their own.
 
 A logging handler may block for minutes: a pipe is not read, a terminal was stopped with Ctrl-S,
-a log driver is slow. The thread that renews a node's lease must not wait for that. A library
-configures no logging by itself: only a user who gives the option asks for it.
+a log driver is slow. The thread that renews a node's lease must not wait for that.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
-import json
 import logging
-import sys
 import threading
-from datetime import datetime, timezone
 from queue import SimpleQueue
 
 from rdzv_etcd.process import Latch, process_id
@@ -153,53 +149,6 @@ def _at_exit() -> None:
 
 
 atexit.register(_at_exit)
-
-
-NAME = "rdzv_etcd"
-
-
-class JsonLines(logging.Formatter):
-    """One JSON object a line: ``time`` (UTC), ``level``, ``job``, ``node``, ``message``, ``pid``,
-    and with a defect its ``traceback``."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        fields = {
-            "time": datetime.fromtimestamp(record.created, timezone.utc).isoformat(),
-            "level": record.levelname,
-            "job": getattr(record, "rdzv_job", None),
-            "node": getattr(record, "rdzv_node", None),
-            "message": getattr(record, "rdzv_text", None) or record.getMessage(),
-            "pid": record.process,
-        }
-        if record.exc_info:
-            fields["traceback"] = self.formatException(record.exc_info)
-        return json.dumps({name: value for name, value in fields.items() if value is not None})
-
-
-class _Shown(logging.StreamHandler):  # type: ignore[type-arg] # no subscript before 3.11
-    """To whatever ``sys.stderr`` is when a line comes."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.stream = sys.stderr
-        super().emit(record)
-
-
-def show(log: str) -> None:
-    """Write this library's lines to standard error, as the option asks, and nowhere else.
-
-    For the whole process: of several calls the last one counts. ``loglevel`` changes nothing.
-    """
-    if log == "loglevel":
-        return
-    logger = logging.getLogger(NAME)
-    for one in tuple(logger.handlers):  # torch's among them, under torchrun
-        logger.removeHandler(one)
-    handler = _Shown()
-    text = logging.Formatter("%(asctime)s %(levelname)s %(message)s")
-    handler.setFormatter(JsonLines() if log == "json" else text)
-    logger.addHandler(handler)
-    logger.setLevel(logging.WARNING if log == "warning" else logging.INFO)
-    logger.propagate = False
 
 
 # --- when the lines about a wait are due ---------------------------------------------------------

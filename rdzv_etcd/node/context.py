@@ -53,32 +53,18 @@ class StatusLog:
             self._last = text
             level = logging.WARNING if warn else logging.INFO
             if _log.isEnabledFor(level):
-                _log.log(level, "%s", self._line(text), extra=self._extra(text))
+                _log.log(level, "%s", self._line(text))
 
     def warn(self, text: str) -> None:
         """Log at WARNING if it differs from the last line."""
         self.info(text, warn=True)
 
-    def error(self, text: str) -> None:
-        """Log at ERROR, in as many lines as ``text`` has, all of which are this library's."""
-        # Not cut: the end of a stack matters most.
-        _log.error("%s%s", self._prefix(), text, extra={**self._extra(""), "rdzv_text": text})
-
     def fail(self, text: str, error: BaseException) -> None:
         """Log at ERROR, with the traceback."""
-        text = f"{text}: {error!r}"
-        _log.error("%s", self._line(text), exc_info=error, extra=self._extra(text))
-
-    def _extra(self, text: str) -> dict[str, object]:
-        """The parts of the line, for formatters that keep them apart."""
-        who = self.names(self._node_id)
-        return {"rdzv_job": self._job_id, "rdzv_node": who, "rdzv_text": shown(text, LINE)}
-
-    def _prefix(self) -> str:
-        return f"[{self._job_id}] {self.names(self._node_id)}: "
+        _log.error("%s", self._line(f"{text}: {error!r}"), exc_info=error)
 
     def _line(self, text: str) -> str:
-        return shown(f"{self._prefix()}{text}", LINE)
+        return shown(f"[{self._job_id}] {self.names(self._node_id)}: {text}", LINE)
 
     def progress(self, text: str, now_s: float) -> float | None:
         """Log how a wait proceeds, unless that was done just now.

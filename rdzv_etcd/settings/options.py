@@ -88,15 +88,6 @@ class Orphans(Enum):
     KILL = "kill"
 
 
-class Log(str, Enum):
-    """The values of ``log``."""
-
-    LOGLEVEL = "loglevel"
-    WARNING = "warning"
-    INFO = "info"
-    JSON = "json"
-
-
 class AfterEnd(Enum):
     """The values of ``after_end``."""
 
@@ -228,16 +219,6 @@ class Settings:
         default=Orphans.LEAVE,
         shown="`leave`",
         choices=Orphans,
-    )
-    log: Log = option(
-        "log",
-        OptionKind.TEXT,
-        "How this library's log lines are shown. `loglevel`: as torch's own (`LOGLEVEL`, or "
-        "warnings). `warning`, `info`: from that level on, to standard error. `json`: the same "
-        "from info on, one JSON object a line.",
-        default=Log.LOGLEVEL,
-        shown="`loglevel`",
-        choices=Log,
     )
     data: Mapping[str, object] = field(default_factory=dict)
     """What the node publishes to the other members: a JSON object of at most 4 KiB."""

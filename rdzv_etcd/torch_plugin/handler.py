@@ -22,7 +22,6 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from rdzv_etcd.errors import DrainedError, EtcdUnavailableError, RdzvEtcdError
-from rdzv_etcd.log import show
 from rdzv_etcd.settings import Settings
 from rdzv_etcd.settings.fields import DEFAULT_JOB_ID
 from rdzv_etcd.settings.options import WITHOUT_MEANING
@@ -372,7 +371,6 @@ def _create(params: RendezvousParameters) -> EtcdRendezvousHandler:
             environ=full_environment(),
         )
         check_log_folder(params.run_id)
-    show(settings.log)
     for name in WITHOUT_MEANING.keys() & params.config.keys():
         _log.warning("%s= has no effect here: %s", name, WITHOUT_MEANING[name])
     if params.run_id == DEFAULT_JOB_ID:

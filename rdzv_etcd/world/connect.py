@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, TypedDict
 
 from rdzv_etcd.arguments import whole_or_none
 from rdzv_etcd.errors import SettingsError
-from rdzv_etcd.log import show
 from rdzv_etcd.settings import settings_from_config
 from rdzv_etcd.settings.options import WITHOUT_MEANING
 from rdzv_etcd.settings.parse import EPOCH_VARIABLE
@@ -52,7 +51,6 @@ class Options(ConnectionOptions, total=False):
     rank_key: str
     after_end: str
     orphans: str
-    log: str
     peer_links: bool
     peer_silence: float
     gate_command: str
@@ -104,7 +102,6 @@ def connect(
         data=data,
         epoch_floor=epoch_floor,
     )
-    show(settings.log)
     return Group(settings)
 
 
