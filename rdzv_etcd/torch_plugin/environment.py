@@ -1,40 +1,24 @@
-"""The process around the handler: what workers find in its environment, and torch's launches.
+"""The environment of the handler's process, which torch's workers inherit.
 
-**Environment.** Workers get their round's epoch and their agent's node id, and not etcd's password.
+Workers get their round's epoch and their agent's node id, and not etcd's password.
 torch starts workers with a copy of ``os.environ`` as it is then. So it is changed when a round is
 formed, which is just before, and again when torch asks for the run id, which it does for each
 worker that it starts. It is put back when the last node that has changed it has left: the process
 may be a notebook's. Until then a new handler reads here what the user gave: another job of this
 process should not begin above this one's epoch.
-
-**Launches.** After a ``SignalException`` torch's ``launch_agent`` does not call ``shutdown()``, and
-in a notebook the traceback that is kept keeps the handler as well. Such a node would stay a member,
-and the cell, if run again, would wait for it.
 """
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import sys
-import tempfile
 import threading
-import weakref
 from collections.abc import Mapping
-from pathlib import Path
-from types import FrameType
 
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
-
-from rdzv_etcd.errors import SettingsError
 from rdzv_etcd.settings.parse import EPOCH_VARIABLE, NODE_ID_VARIABLE, WITHHELD
-from rdzv_etcd.text import shown
-from rdzv_etcd.world.group import Group
 
 _log = logging.getLogger("rdzv_etcd")
-
-# --- the environment ------------------------------------------------------------------------------
 
 _lock = threading.RLock()  # a signal's handler may shut a handler down at any point
 _in_use: list[WorkerEnvironment] = []
@@ -155,74 +139,3 @@ def _fork_server_runs() -> bool:
     """Whether one was started; Python has no public way to ask, and never starts another."""
     server = getattr(sys.modules.get("multiprocessing.forkserver"), "_forkserver", None)
     return getattr(server, "_forkserver_pid", None) is not None
-
-
-# --- torch's launches -----------------------------------------------------------------------------
-
-
-_nodes: dict[int, weakref.ref[Group]] = {}
-"""The node of each thread's last launch. A thread runs one launch at a time."""
-
-
-def end_interrupted_launches() -> None:
-    """If a launch begins here, let the nodes leave that earlier launches of this process, on any
-    thread, left behind. Blocks as ``Group.leave``."""
-    if _launch_of(sys._getframe()) is None:
-        return
-    frames = sys._current_frames()
-    del frames[threading.get_ident()]  # its earlier launch is over
-    with _lock:
-        over = [thread for thread in _nodes if _launch_of(frames.get(thread)) is None]
-        nodes = [_nodes.pop(thread)() for thread in over]
-    for node in nodes:
-        if node is not None and not node.has_left:
-            _log.warning(
-                "the previous launch of job %r in this process was interrupted: its node, %s, "
-                "leaves now",
-                node.job,
-                node.node_id,
-            )
-            node.leave("its launch was interrupted")
-
-
-def note_node(node: Group) -> None:
-    """Note the node of the launch that begins here, if one does."""
-    if _launch_of(sys._getframe()) is not None:
-        with _lock:
-            _nodes[threading.get_ident()] = weakref.ref(node)
-
-
-def check_log_folder(job_id: str) -> None:
-    """Raise SettingsError if torch cannot create the log folder of the launch that begins here,
-    which it names after the job.
-
-    torch creates it after the rendezvous: the other nodes would have stopped their workers by then,
-    to take in a node that cannot start its own.
-    """
-    launch = _launch_of(sys._getframe())
-    logs = None if launch is None else getattr(launch.f_locals.get("config"), "logs_specs", None)
-    if type(logs) is not DefaultLogsSpecs or not Path(logs.root_log_dir).is_dir():
-        return  # a program's own, or --log-dir=/dev/null
-    try:
-        Path(tempfile.mkdtemp(prefix=f"{job_id}_", dir=logs.root_log_dir)).rmdir()  # as torch does
-    except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or str(error)
-        if "/" in job_id:
-            cure = "give a --rdzv-id without '/'"
-        elif getattr(error, "errno", None) == errno.ENAMETOOLONG:
-            cure = "give a shorter --rdzv-id"
-        else:
-            cure = "make room there, or give another --log-dir"
-        raise SettingsError(
-            f"torch cannot create its log folder in {shown(logs.root_log_dir)}, which it names "
-            f"after the job, {shown(job_id, 80)!r}: {why}; {cure}"
-        ) from None
-
-
-def _launch_of(frame: FrameType | None) -> FrameType | None:
-    """Return the frame of torch's ``launch_agent`` that ``frame`` was called from, if any."""
-    while frame is not None and frame.f_code.co_name != "launch_agent":
-        frame = frame.f_back
-    if frame is None or frame.f_globals.get("__name__") != "torch.distributed.launcher.api":
-        return None
-    return frame

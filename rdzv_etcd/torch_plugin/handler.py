@@ -28,10 +28,7 @@ from rdzv_etcd.settings.options import WITHOUT_MEANING
 from rdzv_etcd.settings.parse import settings_from_config
 from rdzv_etcd.torch_plugin.environment import (
     WorkerEnvironment,
-    check_log_folder,
-    end_interrupted_launches,
     full_environment,
-    note_node,
 )
 from rdzv_etcd.torch_plugin.errors import (
     Outcome,
@@ -92,7 +89,6 @@ class EtcdRendezvousHandler(RendezvousHandler):
         except BaseException:
             self._signals.restore()
             raise
-        note_node(self._group)
         self._signals.be_of(self._group)
         # Also without shutdown(), which torch does not call after an interruption.
         self._group.when_left(self._environment.begin_to_give_back)
@@ -370,7 +366,6 @@ def _create(params: RendezvousParameters) -> EtcdRendezvousHandler:
             config=params.config,
             environ=full_environment(),
         )
-        check_log_folder(params.run_id)
     for name in WITHOUT_MEANING.keys() & params.config.keys():
         _log.warning("%s= has no effect here: %s", name, WITHOUT_MEANING[name])
     if params.run_id == DEFAULT_JOB_ID:
@@ -379,7 +374,6 @@ def _create(params: RendezvousParameters) -> EtcdRendezvousHandler:
             "would be the same job; give each job its own",
             params.run_id,
         )
-    end_interrupted_launches()
     return EtcdRendezvousHandler(settings)
 
 
