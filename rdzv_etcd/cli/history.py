@@ -7,18 +7,12 @@ left out, and what later versions add is shown as soon as it is there.
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import json
-import sys
 import time
-import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from datetime import datetime
-from functools import partial
-from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import click
 
@@ -26,24 +20,19 @@ from rdzv_etcd.cli import output
 from rdzv_etcd.cli.jobs import Job, connected, read_job
 from rdzv_etcd.cli.options import JobTarget, common
 from rdzv_etcd.cli.report import first_of, how_it_ended, lost_after, report_on
-from rdzv_etcd.errors import SettingsError
 from rdzv_etcd.etcd.port import KeyValue
 from rdzv_etcd.names import Names, display_name
 from rdzv_etcd.node.views import read_pages
 from rdzv_etcd.protocol.describe import lost_and_left
 from rdzv_etcd.protocol.keys import JobKeys
-from rdzv_etcd.protocol.model import Control
 from rdzv_etcd.settings import Settings
-from rdzv_etcd.text import many, shown
+from rdzv_etcd.text import shown
 from rdzv_etcd.world_change import left, rejoined
 
 T = TypeVar("T")
 
 _EMPTY: dict[str, Any] = {}
 
-_FORMATS = (".svg", ".png", ".pdf")
-_NUMBERED = 40
-"""Of so many worlds the numbers of the rounds are shown in a picture."""
 _LONGEST_NOTE = 1 << 20
 _NAMED = 3
 _OFTEN = 5
@@ -88,14 +77,8 @@ class Refusal:
 
 @click.command()
 @click.argument("job", required=False)
-@click.option(
-    "--plot",
-    type=click.Path(dir_okay=False, path_type=Path),
-    metavar="FILE",
-    help="Also draw the size of the world over time: svg, png or pdf.  [needs the extra plot]",
-)
 @common
-def history(*, job: str | None, target: JobTarget, plot: Path | None) -> int:
+def history(*, job: str | None, target: JobTarget) -> int:
     """Show the last rounds of JOB: how each was formed, and what ended the one before.
 
     Of each job the last 100 rounds are kept (option history), for a day beyond its end (ended_ttl).
@@ -104,7 +87,6 @@ def history(*, job: str | None, target: JobTarget, plot: Path | None) -> int:
     Exit code: 0, 2 nothing is known of the job, 3 etcd cannot be asked.
     """
     settings = target.settings(target.job(job))
-    draw = None if plot is None else _plotter(plot)
     view, notes = asyncio.run(_read(settings))
     if target.as_json:
         ended = [{"run": run.origin, **asdict(run.closure)} for run in view.control.ended]
@@ -112,92 +94,7 @@ def history(*, job: str | None, target: JobTarget, plot: Path | None) -> int:
         output.show_json("history", {"job": settings.job_id, "rounds": rounds, "ended": ended})
     else:
         _show(view, notes)
-    if draw is not None:
-        sys.stdout.flush()  # what was read is shown, however long the picture takes
-        draw(view, notes)
     return output.CLOSED_OR_UNKNOWN if view.is_empty and not notes else output.DONE
-
-
-def _plotter(path: Path) -> Callable[[Job, Sequence[Note]], None]:
-    """Return what writes the picture. Raises SettingsError at once if there can be none."""
-    if importlib.util.find_spec("matplotlib") is None:
-        raise SettingsError("--plot needs matplotlib: pip install 'rdzv-etcd[plot]'")
-    if path.suffix not in _FORMATS:
-        known = ", ".join(_FORMATS)
-        raise SettingsError(f"--plot={shown(path)}: the name does not end in one of {known}")
-    return partial(_plot, path)
-
-
-def _plot(path: Path, job: Job, notes: Sequence[Note]) -> None:
-    """Draw the size of the world over time. Raises OSError."""
-    import matplotlib.dates  # noqa: PLC0415 - not in the extra
-    from matplotlib import style  # noqa: PLC0415
-    from matplotlib.figure import Figure  # noqa: PLC0415
-
-    dates: Any = matplotlib.dates  # untyped
-
-    worlds = worlds_of(job.control, notes, time.time())
-    if not worlds:
-        output.warn(f"rdzv-etcd: {path} is not written: no round of job {job.job!r} is known")
-        return
-    lasted = output.duration(worlds[-1].end_s - worlds[0].begin_s)
-    edges = [
-        dates.date2num(datetime.fromtimestamp(each))
-        for world in worlds
-        for each in (world.begin_s, world.end_s)
-    ]
-    sizes = [size for world in worlds for size in (world.size, 0)]
-    # Not in the user's style, which may read others' words as TeX.
-    with style.context(["default", {"text.parse_math": False}]), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", r"Glyph \d+ .* missing from font", UserWarning)
-        figure = Figure(figsize=(8.6, 3.2), layout="constrained")
-        axes = figure.subplots()
-        axes.stairs(sizes[:-1], edges, fill=True, facecolor="#9fd0ee", edgecolor="#0b4f7c")
-        if len(worlds) <= _NUMBERED:
-            for at, world in zip(edges[::2], worlds, strict=True):
-                axes.annotate(f"{world.round}", (at, world.size), weight="bold")
-        axes.set_title(f"{shown(job.job, 60)}: {many(len(worlds), 'world')} in {lasted}")
-        axes.set_ylabel("nodes in the world")
-        axes.set_ylim(0, 1.15 * max(*sizes, 1))
-        locator = dates.AutoDateLocator()
-        axes.xaxis.set_major_locator(locator)
-        axes.xaxis.set_major_formatter(dates.ConciseDateFormatter(locator))
-        figure.savefig(path)
-
-
-class PlottedWorld(NamedTuple):
-    """When a world was there, by the leaders' clocks."""
-
-    round: int
-    size: int
-    begin_s: float
-    end_s: float
-
-
-def worlds_of(control: Control, notes: Sequence[Note], now_s: float) -> list[PlottedWorld]:
-    """Return when each world was there. Rounds without a size or a plausible time are left out.
-
-    Leaders' clocks may differ: a world never begins before the one before it.
-    """
-    ended = {run.origin: run.closure.wall_s for run in control.ended}
-    continues = control.formed is not None and control.open_change is None
-    found: list[PlottedWorld] = []
-    known = [
-        note for note in notes if note.size is not None and note.wall_s and 0 <= note.wall_s < 4e9
-    ]
-    for note, later in zip(known, [*known[1:], None], strict=False):
-        begin_s = max(note.wall_s or 0.0, found[-1].end_s if found else 0.0)
-        end_s = begin_s
-        if later is not None and later.run == note.run:
-            end_s = (later.wall_s or 0.0) - max(0.0, later.open_s or 0.0)
-        elif note.run in ended:
-            end_s = ended[note.run]
-        elif later is None and continues:
-            end_s = now_s
-        limit_s = now_s if later is None else later.wall_s or now_s
-        end_s = max(begin_s, min(end_s, limit_s))
-        found.append(PlottedWorld(note.round, note.size or 0, begin_s, end_s))
-    return found
 
 
 async def _read(settings: Settings) -> tuple[Job, list[Note]]:

@@ -31,27 +31,14 @@ from tests.support.servers import EtcdServer, find_binaries
 
 
 @pytest.mark.parametrize(
-    ("missing", "words", "code", "error"),
-    [
-        *(
-            (package, ("status",), 2, f"needs the package {package}: pip install 'rdzv-etcd[cli]'")
-            for package in ("click", "rich")
-        ),
-        (
-            "matplotlib",
-            ("history", "my-job", "--plot", "job.svg"),
-            64,
-            "--plot needs matplotlib: pip install 'rdzv-etcd[plot]'",
-        ),
-    ],
+    "missing",
+    ["click", "rich"],
 )
-def test_without_an_extra_it_says_at_once_what_to_install(
-    tmp_path: Path, missing: str, words: tuple[str, ...], code: int, error: str
-) -> None:
+def test_without_its_extra_it_says_at_once_what_to_install(tmp_path: Path, missing: str) -> None:
     packages = site_without(tmp_path / "packages", missing)
-    done = run_python("-I", "-S", "-c", PROGRAM, str(packages), *words)
-    assert (done.code, done.out) == (code, "")
-    assert done.err.removeprefix("rdzv-etcd: ") in (f"{error}\n", f"rdzv-etcd {error}\n")
+    done = run_python("-I", "-S", "-c", PROGRAM, str(packages), "status")
+    error = f"rdzv-etcd needs the package {missing}: pip install 'rdzv-etcd[cli]'\n"
+    assert (done.code, done.out, done.err) == (2, "", error)
 
 
 @pytest.mark.parametrize(
@@ -65,7 +52,6 @@ def test_without_an_extra_it_says_at_once_what_to_install(
         (("status", "j", "--endpoint=me:sesame@host"), "RDZV_ETCD_USER"),
         (("doctor", "--nnodes=many"), "--nnodes"),
         (("history",), "name a job"),
-        (("history", "j", "--plot=job.gif"), ".svg, .png, .pdf"),
         (("evict", "j"), "NODE"),
         (("evict", "j", "n", "--wait=nan"), "not a number of seconds"),
         (("evict", "j", "n", "--wait=inf"), "is not in the range"),
