@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
 import sys
 import threading
 import time
 
 from torch._C._distributed_c10d import TCPStore
-from torch.distributed.elastic.events import construct_and_record_rdzv_event
-from torch.distributed.elastic.events.api import NodeState
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import (
     RendezvousGracefulExitError,
@@ -112,33 +109,19 @@ class EtcdRendezvousHandler(RendezvousHandler):
         Raises ``RendezvousGracefulExitError`` if the job was finished by others while this node
         waited as a spare, and if this node was drained.
         """
-        job = self._settings.job_id
-        self._record(
-            "next_rendezvous",
-            f"The node '{self._group.node_id}' attempts to join the next round of the rendezvous "
-            f"'{job}'.",
-        )
         self._signals.install()
         self._worker_store = None  # a fresh store in every round: workers use it without a prefix
         self._earlier_error = sys.exc_info()[1]
         try:
             with torch_errors():
                 if self._left_s is not None:
-                    raise DrainedError(f"this node has left job {job!r}: drained")
+                    raise DrainedError(f"this node has left job {self._settings.job_id!r}: drained")
                 lost = self._agent_store is not None and self._agent_store.has_lost_ranks
                 why = "etcd lost its workers' ranks" if lost else why_workers_failed()
                 world = self._group.join(because=why)
-        except Exception as error:
-            if isinstance(error, RendezvousGracefulExitError):
-                self._graceful_exit = error
-            self._record("next_rendezvous", _described(error), NodeState.FAILED)
+        except RendezvousGracefulExitError as error:
+            self._graceful_exit = error
             raise
-        self._record(
-            "next_rendezvous",
-            f"The node '{self._group.node_id}' has joined round {world.round} of the rendezvous "
-            f"'{job}' as rank {world.rank} in a world of size {world.size}.",
-            rank=world.rank,
-        )
         listener = world.take_listener()
         if listener is not None and self.use_agent_store:
             self._worker_store = serve_tcp_store(listener)
@@ -192,15 +175,9 @@ class EtcdRendezvousHandler(RendezvousHandler):
         """
         if self._group.has_left:
             return
-        try:
-            with torch_errors():
-                closed = self._group.fail("closed by the launcher", force=True)
-        except Exception as error:
-            self._record("set_closed", _described(error), NodeState.FAILED)
-            raise
-        if closed:
-            self._record_closed()
-        else:
+        with torch_errors():
+            closed = self._group.fail("closed by the launcher", force=True)
+        if not closed:
             _log.warning("[job %s] not closed: no round was formed yet", self._settings.job_id)
 
     def shutdown(self) -> bool:
@@ -247,15 +224,7 @@ class EtcdRendezvousHandler(RendezvousHandler):
             if outcome.closes:
                 end = self._group.finish if outcome.succeeded else self._group.fail
                 confirmed = end(outcome.reason)
-                if confirmed:
-                    self._record_closed()
         except RdzvEtcdError as failure:
-            self._record(
-                "shutdown",
-                f"The node '{self._group.node_id}' has failed to shutdown the rendezvous "
-                f"'{self.get_run_id()}' due to an error of type {type(failure).__name__}.",
-                NodeState.FAILED,
-            )
             _log.warning("could not close job %r: %s", self._settings.job_id, failure)
             confirmed = False
         finally:
@@ -266,62 +235,6 @@ class EtcdRendezvousHandler(RendezvousHandler):
             self._environment.give_back()
             self._agent_store = self._worker_store = self._earlier_error = None
         return confirmed
-
-    # -- events, in the words of torch's own handlers ---------------------------------------------
-
-    def _record(
-        self,
-        method: str,
-        message: str,
-        state: NodeState = NodeState.RUNNING,
-        rank: int | None = None,
-    ) -> None:
-        _record(
-            self.get_run_id(),
-            message,
-            state,
-            name=f"{type(self).__name__}.{method}",
-            hostname=self._settings.local_addr,
-            rank=rank,
-        )
-
-    def _record_closed(self) -> None:
-        text = f"The node '{self._group.node_id}' has closed the rendezvous '{self.get_run_id()}'."
-        self._record("_close", text, NodeState.SUCCEEDED)
-
-
-def _record(
-    run_id: str,
-    message: str,
-    state: NodeState,
-    *,
-    name: str,
-    hostname: str | None,
-    rank: int | None = None,
-) -> None:
-    """Record one event at torch's destination ``dynamic_rendezvous``, for programs that have put a
-    logging handler there; without one this does nothing.
-
-    If ``state`` is that it failed, this is called while the error is handled: its traceback goes
-    into the event. Never raises, whatever the program's handler does. torch's metrics
-    (``torch.distributed.elastic.metrics``) need nothing here: its agent measures every rendezvous.
-    """
-    try:
-        construct_and_record_rdzv_event(
-            run_id,
-            message,
-            state,
-            name=name,
-            hostname=hostname or socket.gethostname(),  # torch would ask a name server
-            pid=os.getpid(),
-            rank=rank,
-        )
-    except Exception:  # noqa: BLE001 - the handler is the program's, and no job fails for it
-        _log.debug("an event could not be recorded: %s", message, exc_info=True)
-
-
-def _described(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
 
 
 def _open_group(settings: Settings) -> Group:
@@ -341,20 +254,6 @@ def create_handler(params: RendezvousParameters) -> EtcdRendezvousHandler:
     Raises :class:`~rdzv_etcd.errors.SettingsError` (a ``ValueError``) for bad parameters, torch's
     ``RendezvousConnectionError`` if etcd does not answer.
     """
-    try:
-        return _create(params)
-    except Exception as error:
-        _record(
-            params.run_id,
-            _described(error),
-            NodeState.FAILED,
-            name="create_handler",
-            hostname=params.local_addr,
-        )
-        raise
-
-
-def _create(params: RendezvousParameters) -> EtcdRendezvousHandler:
     _follow_torch()
     with torch_errors():
         settings = settings_from_config(
