@@ -4,15 +4,10 @@
         etcd = server.connect()          # implements rdzv_etcd.etcd.port.Etcd
         etcd.link.partition()            # faults: see Link and MemoryEtcd
 
-    with EtcdContainer() as server:    # a real one, if testcontainers is installed
-        endpoint = server.endpoint
-
 Knows etcd's behaviour and its faults; nothing of rendezvous.
 """
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
 
 from rdzv_etcd.testing.checks import Limits
 from rdzv_etcd.testing.connection import MemoryConnection
@@ -29,13 +24,9 @@ from rdzv_etcd.testing.simloop import (
 )
 from rdzv_etcd.testing.watch import MemoryWatch
 
-if TYPE_CHECKING:
-    from rdzv_etcd.testing.container import EtcdContainer
-
 __all__ = [
     "Applied",
     "DeadlockError",
-    "EtcdContainer",
     "Limits",
     "Link",
     "MemoryConnection",
@@ -48,12 +39,3 @@ __all__ = [
     "SimulationTimeoutError",
     "run_simulation",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    """Import what needs testcontainers only when it is asked for."""
-    if name == "EtcdContainer":
-        from rdzv_etcd.testing.container import EtcdContainer  # noqa: PLC0415
-
-        return EtcdContainer
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

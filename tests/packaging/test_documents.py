@@ -61,7 +61,6 @@ BLOCKS = {
         ".venv/bin/python -m tests.integration.images": "tests/integration",
         "TRAINING": "tests/integration, with files of its own",
         "tests/integration/engine.sh": "is how CI runs the tests",
-        "from rdzv_etcd.testing": "tests/integration/test_etcd_container.py",
     },
     "docs/guide.md": {
         "torchrun --nnodes": PARSED,
@@ -71,7 +70,6 @@ BLOCKS = {
         "export GLOO_SOCKET_IFNAME": "test_the_interface_s_address_is_found, and " + PARSED,
         "rdzv-etcd drain": PARSED,
     },
-    "docs/metrics.md": {"import logging": "tests/plugin/test_elastic_events.py"},
     "benchmarks/NOTES.md": {"pip install -e": "takes an hour; tests/benchmarks runs short ones"},
     "docs/tutorial.md": {
         "python3 -m venv": "installs from a package index",

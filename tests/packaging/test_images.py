@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from rdzv_etcd.testing.container import DEFAULT_IMAGE
 from tests.integration.images import ETCD_IMAGE, NODE_IMAGE
 
 ROOT = Path(__file__).parents[2]
@@ -13,7 +12,7 @@ _DOCUMENT = (ROOT / "docs/deploy.md").read_text(encoding="utf-8")
 _TEXTS = {
     name: (ROOT / name).read_text(encoding="utf-8")
     for name in ("docker-compose.yml", "examples/deploy/etcd.yaml")
-} | {"container.py": DEFAULT_IMAGE}
+}
 
 
 def test_every_etcd_image_is_one_that_etcd_publishes() -> None:
@@ -29,8 +28,13 @@ def test_every_etcd_image_is_one_that_etcd_publishes() -> None:
 
 
 def test_all_places_name_the_same_etcd() -> None:
-    for name, text in _TEXTS.items():
-        assert DEFAULT_IMAGE in text, name
+    named = {
+        name: set(re.findall(r"etcd-development/etcd:(v[\w.]+)", text))
+        for name, text in _TEXTS.items()
+    }
+    (compose, deploy) = named.values()
+    assert compose == deploy
+    assert len(compose) == 1
 
 
 def test_an_index_is_named_beside_the_one_that_has_the_other_packages() -> None:
