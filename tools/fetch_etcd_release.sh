@@ -8,7 +8,8 @@ set -euo pipefail
 
 minor=${1:?usage: tools/fetch_etcd_release.sh MINOR FOLDER} folder=${2:?}
 home=https://github.com/etcd-io/etcd
-tag=$(git ls-remote --tags --refs "$home" "v$minor.*" | sed 's|.*refs/tags/||' | grep -v -- - | sort -V | tail -n 1)
+tag=$(git ls-remote --tags --refs "$home" "v$minor.*" | sed 's|.*refs/tags/||' | grep -v -- - |
+    sort -V | tail -n 1) || { echo "error: etcd $minor has no release" >&2; exit 1; }
 case $(uname -m) in x86_64) machine=amd64 ;; aarch64) machine=arm64 ;; *) machine=$(uname -m) ;; esac
 mkdir -p "$folder"
 curl --fail --silent --show-error --location --retry 3 \
