@@ -7,22 +7,21 @@ holds nothing, and gives it back.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
-import re
 import socket
 import sys
 from collections import Counter
-from collections.abc import Awaitable, Iterator
+from collections.abc import Iterator
 from difflib import get_close_matches
 from importlib import metadata
-from typing import TypeVar
 
 import click
 from rich.text import Text
 
 from rdzv_etcd.cli import doctor_etcd, output
-from rdzv_etcd.cli.doctor_etcd import Finding, fail, numbers_of, ok, warn
-from rdzv_etcd.cli.jobs import Job, jobs_under, places_of, read_job
+from rdzv_etcd.cli.doctor_etcd import Finding, fail, ok, warn
+from rdzv_etcd.cli.jobs import Job, jobs_under, read_job
 from rdzv_etcd.cli.options import JobTarget, Seconds, common, nnodes_option
 from rdzv_etcd.cli.report import how_it_ended, refused_with_help, report_on, some
 from rdzv_etcd.clock import wait_for
@@ -40,13 +39,10 @@ from rdzv_etcd.settings import DEFAULT_JOB_ID, JobSettings, Settings
 from rdzv_etcd.settings.hosts import is_loopback_address, resolve
 from rdzv_etcd.text import many
 
-T = TypeVar("T")
-
 _NAMED = 4
 _PEERS = 32
 """So many nodes are connected to."""
 _PEER_LIMIT_S = 2.0
-_KEYS_ELSEWHERE = 200
 _JOBS_BESIDE = 200
 """Jobs of which the ids are compared with the one that was asked for, one small read each."""
 _ALIKE = 0.8
@@ -127,7 +123,7 @@ async def _examine(
     if settings.embeds_cluster:
         found.append(await asyncio.to_thread(_examine_cluster, settings))
     host = await asyncio.to_thread(_examine_host_name, settings.job.max_nodes)
-    return [*found, *of_job, host, _examine_plugin(), *_examine_versions()]
+    return [*found, *of_job, host, _examine_plugin()]
 
 
 def _examine_cluster(settings: Settings) -> Finding:
@@ -151,13 +147,10 @@ async def _examine_job(etcd: Etcd, keys: JobKeys, mine: JobSettings | None) -> l
         job = await read_job(etcd, keys, closely=True)
     except (EtcdError, StateCorruptError) as error:
         return [fail("job.is_there", f"the job cannot be read: {error}")]
-    elsewhere: list[str] = []
-    similar: list[str] = []
-    if job.control.formed is None:  # the missing nodes may be looking elsewhere
-        similar = await _if_readable(_also_waiting(etcd, keys))
-        elsewhere = await _if_readable(places_of(etcd, keys, _KEYS_ELSEWHERE))
+    # If nodes are missing, they may be looking elsewhere.
+    similar = [] if job.control.formed else await _also_waiting(etcd, keys)
     return [
-        *_presence_findings(job, elsewhere, similar),
+        *_presence_findings(job, similar),
         *_settings_findings(job, mine),
         *_node_findings(job),
         *_address_findings(job),
@@ -165,33 +158,17 @@ async def _examine_job(etcd: Etcd, keys: JobKeys, mine: JobSettings | None) -> l
     ]
 
 
-async def _if_readable(work: Awaitable[list[T]]) -> list[T]:
-    """Most users may not look outside their own job."""
-    try:
-        return await work
-    except EtcdError:
-        return []
-
-
-def _presence_findings(job: Job, elsewhere: list[str], similar: list[str]) -> Iterator[Finding]:
-    """Look for a wrong prefix, and for a wrong id."""
-    under, others = f"job {job.job!r} under {job.keys.prefix}", ", ".join(elsewhere[:_NAMED])
+def _presence_findings(job: Job, similar: list[str]) -> Iterator[Finding]:
+    """Look for a wrong id."""
     if not job.is_empty:
         report = report_on(job)
         yield ok("job.is_there", f"job {job.job!r} {report.state.value}: {report.headline}")
-        if elsewhere:
-            text = f"there is also a job {job.job!r} under {others}"
-            hint = "if it is the same one, start all nodes with the same etcd_prefix in --rdzv-conf"
-            yield warn("job.also_waits", text, hint)
         if job.control.closure is not None and not job.control.closure.succeeded:
             text = f"the last run {how_it_ended(job)}"
             yield warn("job.last_end", text, "see the logs of that node")
-    elif elsewhere:
-        hint = f"add etcd_prefix={elsewhere[0]} to --rdzv-conf, here or there"
-        yield fail("job.is_there", f"no {under}, but one under {others}", hint)
     else:
-        hint = "do the agents use this id and this etcd?"
-        yield warn("job.is_there", f"no {under}: no node has joined", hint)
+        text = f"no job {job.job!r} under {job.keys.prefix}: no node has joined"
+        yield warn("job.is_there", text, "do the agents use this id, etcd_prefix and etcd?")
     if similar:
         text = f"a job with a similar id is also waiting for nodes: {', '.join(map(repr, similar))}"
         hint = "if it is the same one, start all nodes with the same --rdzv-id"
@@ -199,7 +176,14 @@ def _presence_findings(job: Job, elsewhere: list[str], similar: list[str]) -> It
 
 
 async def _also_waiting(etcd: Etcd, keys: JobKeys) -> list[str]:
-    """Return jobs that wait for nodes and are spelled nearly like this one. Raises EtcdError."""
+    """Return jobs that wait for nodes and are spelled nearly like this one, as far as this user may
+    read them: most may not look outside their own job."""
+    with contextlib.suppress(EtcdError):
+        return await _waiting_and_alike(etcd, keys)
+    return []
+
+
+async def _waiting_and_alike(etcd: Etcd, keys: JobKeys) -> list[str]:
     jobs, _ = await jobs_under(etcd, keys.prefix, _JOBS_BESIDE)
     others = [job for job in jobs if job != keys.job_id]
     waiting = []
@@ -371,31 +355,3 @@ def _examine_plugin() -> Finding:
         text = f"the backend etcd3 is registered, but cannot be loaded: {problem}"
         return fail(check, text, "reinstall rdzv-etcd and its dependencies in this Python")
     return ok(check, f"the backend etcd3 is registered in {sys.executable}")
-
-
-def _examine_versions() -> Iterator[Finding]:
-    """Compare what is installed with what this package requires, if it is installed itself."""
-    check, good = "host.versions", []
-    try:
-        requirements = metadata.requires("rdzv-etcd") or []
-    except metadata.PackageNotFoundError:
-        return
-    for requirement in requirements:
-        name, limits = re.findall(r"^[\w.-]+|[^\w.-].*$", requirement)
-        if ";" in limits:  # of an extra
-            continue
-        try:
-            version = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            text = f"{name} is not installed in this Python"
-            yield fail(check, text, f"install {requirement}")
-            continue
-        numbers = numbers_of(version)
-        least, below = (re.search(rf"{sign}([\d.]+)", limits) for sign in (">=", "<"))
-        is_old = least is not None and numbers < numbers_of(least[1])
-        if is_old or (below is not None and numbers >= numbers_of(below[1])):
-            yield fail(check, f"{name} is {version}", f"install {requirement}")
-        else:
-            good.append(f"{name} {version}")
-    if good:
-        yield ok(check, ", ".join(good))

@@ -189,24 +189,6 @@ async def jobs_under(etcd: Etcd, prefix: str, most: int) -> tuple[list[str], boo
     return jobs, False
 
 
-async def places_of(etcd: Etcd, keys: JobKeys, most: int) -> list[str]:
-    """Return other prefixes under which there is a job of this id, looking at so many keys.
-
-    Raises EtcdError.
-    """
-    places: list[str] = []
-    rest = requests.everything()
-    for _ in range(most):
-        key = await _first(etcd, rest.read(limit=1, keys_only=True))
-        if key is None:
-            break
-        place = requests.place_of(keys, key)
-        if place is not None and place != keys.prefix and place not in places:
-            places.append(place)
-        rest = requests.beside(key)
-    return places
-
-
 async def _first(etcd: Etcd, request: Get) -> bytes | None:
     got = await etcd.get(request)
     return got.kvs[0].key if got.kvs else None

@@ -23,13 +23,6 @@ from rdzv_etcd.etcd.port import (
 )
 from rdzv_etcd.protocol.keys import JobKeys, KeyRange
 
-_PARTS_OF_A_JOB = frozenset({b"audit", b"barrier", b"ctl", b"nodes", b"ranks", b"store"})
-
-
-def everything() -> KeyRange:
-    """All keys of an etcd, of all applications."""
-    return KeyRange(b"\x00", b"\x00")
-
 
 def under(prefix: str) -> KeyRange:
     """All keys of all jobs under a prefix."""
@@ -56,32 +49,6 @@ def beyond(prefix: str, key: bytes) -> KeyRange:
     if not slash:
         return rest.after(key)
     return KeyRange(prefix_end(rest.start + segment + slash), rest.end)
-
-
-def place_of(keys: JobKeys, key: bytes) -> str | None:
-    """Return the prefix under which a key belongs to a job of this id; ``None`` if it does not."""
-    parts = key.split(b"/")
-    at = _job_in(parts)
-    if at is None or parts[at] != keys.root.split(b"/")[-2]:
-        return None
-    return b"/".join(parts[:at]).decode(errors="replace")
-
-
-def beside(key: bytes) -> KeyRange:
-    """Return the keys after all those of the same job; or, for another application's key, after all
-    that begin as it does, up to its third slash."""
-    parts = key.split(b"/")
-    at = _job_in(parts)
-    head = parts[: 3 if at is None else at + 1]
-    if len(head) == len(parts):
-        return everything().after(key)
-    return KeyRange(prefix_end(b"/".join(head) + b"/"), everything().end)
-
-
-def _job_in(parts: Sequence[bytes]) -> int | None:
-    """Return which segment of a key's path names a job, if it looks like one of ours."""
-    places = (at for at in range(1, len(parts) - 2) if parts[at + 1] in _PARTS_OF_A_JOB)
-    return next(places, None)
 
 
 def may_write(keys: JobKeys) -> Txn:

@@ -18,7 +18,6 @@ from tests.cli.tools import (
     PROGRAM,
     Done,
     Run,
-    lease,
     nothing_is_written,
     plant_node,
     plant_round,
@@ -74,7 +73,6 @@ def test_a_healthy_job_has_no_failure(
             ("job.same_settings", "are the job's"),
             ("job.reachable", "2 nodes can be reached"),
             ("host.plugin", "is registered in"),
-            ("host.versions", "torch 2."),
         ):
             shows(done, "ok", check, text)
         shown = act("doctor", job_id)
@@ -306,9 +304,7 @@ def test_what_is_wrong_with_a_job(
 def test_a_wrong_prefix(etcd_server: EtcdServer, job_id: str, doctor: Run) -> None:
     plant_node(etcd_server, job_id, "far~1~a")
     done = doctor(etcd_server, job_id, "--conf=etcd_prefix=/team/a")
-    shows(done, "fail", "job.is_there", "one under /rdzv_etcd")
-    done = doctor(etcd_server, f"{job_id}-misspelt")
-    shows(done, "warn", "job.is_there", "no node has joined")
+    shows(done, "warn", "job.is_there", "no node has joined", "etcd_prefix")
 
 
 def test_torchrun_s_default_id(etcd_server: EtcdServer, doctor: Run) -> None:
@@ -327,19 +323,16 @@ def test_nodes_that_cannot_be_reached_from_here(
     shows(doctor(etcd_server, job_id), "fail", "job.reachable", *texts)
 
 
-def test_nodes_that_wait_for_each_other_in_two_places(
+def test_nodes_that_wait_for_each_other_under_two_ids(
     etcd_server: EtcdServer, job_id: str, doctor: Run
 ) -> None:
-    """One was given another letter of the id, one another prefix; a job that works is no news."""
+    """One was given another letter of the id; a job that works is no news."""
     typo, works = f"{job_id}x", f"{job_id}y"
     for job in (job_id, typo):
         plant_node(etcd_server, job, "one~1~a")
     plant_round(etcd_server, works, ["two~2~b"])
-    other = JobKeys("/elsewhere", job_id).node("three~3~c")
-    etcd_server.gateway.put(other, b"a node of theirs", lease(etcd_server))
     done = doctor(etcd_server, job_id)
-    texts = ("/elsewhere", "etcd_prefix", repr(typo), "--rdzv-id")
-    shows(done, "warn", "job.also_waits", *texts)
+    shows(done, "warn", "job.also_waits", repr(typo), "--rdzv-id")
     assert repr(works) not in done.out
 
 
@@ -376,20 +369,3 @@ def test_a_python_in_which_the_plugin_is_not_registered(
 ) -> None:
     done = _doctor_in(site_without(tmp_path / "packages"), etcd_server)
     shows(done, "fail", "host.plugin", "is not registered", "PYTHONPATH is not enough")
-
-
-def test_packages_of_wrong_versions(etcd_server: EtcdServer, tmp_path: Path) -> None:
-    packages = site_without(tmp_path / "packages")
-    (installed,) = Path(sysconfig.get_path("purelib")).glob("rdzv_etcd-*.dist-info")
-    (packages / installed.name).symlink_to(installed)
-    wrong = (("torch", "2.4.1"), ("grpcio", "1.40.0"), ("etcd3", "0.13"), ("protobuf", None))
-    for name, version in wrong:
-        (info,) = packages.glob(f"{name}-*.dist-info")
-        info.unlink()
-        if version is not None:
-            (packages / f"{name}-{version}.dist-info").mkdir()
-            metadata = packages / f"{name}-{version}.dist-info" / "METADATA"
-            metadata.write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-    done = _doctor_in(packages, etcd_server)
-    texts = ("torch is 2.4.1 -> install torch>=2.6", "grpcio is 1.40.0", "etcd3 is 0.13")
-    shows(done, "fail", "host.versions", *texts, "protobuf is not installed")

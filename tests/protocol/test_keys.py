@@ -9,7 +9,6 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from rdzv_etcd.errors import SettingsError
-from rdzv_etcd.protocol.inspect_requests import place_of
 from rdzv_etcd.protocol.keys import JobKeys, KeyRange
 
 AWKWARD = [
@@ -135,21 +134,6 @@ def test_stores_of_different_runs_do_not_overlap(one: str, other: str) -> None:
 def test_a_node_id_is_read_from_its_key() -> None:
     keys = JobKeys("/p", "job")
     assert keys.node_id(keys.node("gpu-7~12~ab")) == "gpu-7~12~ab"
-
-
-def test_a_job_is_found_by_any_of_its_keys() -> None:
-    keys, sought = JobKeys("/elsewhere", "j"), JobKeys("/p", "j")
-    round_, run = 1, "run"
-    for key in (
-        keys.round,
-        keys.node("a~1~b"),
-        keys.refused,
-        keys.audit(round_, run),
-        keys.slice(round_, "edition", 0),
-        keys.store(round_, run).start + b"key",
-        keys.barrier(round_, "b").start + b"done",
-    ):
-        assert place_of(sought, key) == "/elsewhere", key
 
 
 @given(JOB_IDS, st.sampled_from(["", "/store", "/barrier", "/nodes", "/ctl"]))
