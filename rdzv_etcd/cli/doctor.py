@@ -27,7 +27,7 @@ from rdzv_etcd.cli.report import how_it_ended, refused_with_help, report_on, som
 from rdzv_etcd.clock import wait_for
 from rdzv_etcd.embedded.cluster_start import cluster_state
 from rdzv_etcd.embedded.port import own_addresses
-from rdzv_etcd.errors import EmbeddedEtcdError, EtcdError, SettingsError, StateCorruptError
+from rdzv_etcd.errors import EtcdError, SettingsError, StateCorruptError
 from rdzv_etcd.etcd.client import EtcdClient
 from rdzv_etcd.etcd.port import Etcd
 from rdzv_etcd.names import display_name
@@ -130,12 +130,13 @@ def _examine_cluster(settings: Settings) -> Finding:
     """Ask the supervisors of an embedded cluster. Blocks for seconds if hosts are silent."""
     try:
         state = cluster_state(settings.connection)
-    except (EmbeddedEtcdError, SettingsError) as error:
+    except SettingsError as error:
         return fail("etcd.members", str(error))
-    if not state.missing():
+    if not state.missing:
         return ok("etcd.members", str(state))
     level = warn if len(state.members) > len(state.hosts) // 2 else fail
-    return level("etcd.members", str(state), "start a node on each of these hosts")
+    hint = doctor_etcd.secret_hint("; ".join(state.refused.values()), settings)
+    return level("etcd.members", str(state), hint or "start a node on each of these hosts")
 
 
 # --- the job --------------------------------------------------------------------------------------

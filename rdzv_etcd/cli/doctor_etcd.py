@@ -7,7 +7,6 @@ Each finding is a row. Version, alarms, quota and command line come from the pag
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 import socket
 import ssl
@@ -18,7 +17,7 @@ from typing import NamedTuple
 
 from rdzv_etcd.cli.output import duration
 from rdzv_etcd.clock import SystemClock
-from rdzv_etcd.embedded.request import ask
+from rdzv_etcd.embedded.request import ask, parsed
 from rdzv_etcd.errors import (
     EtcdAuthError,
     EtcdError,
@@ -33,6 +32,7 @@ from rdzv_etcd.etcd.port import Etcd
 from rdzv_etcd.protocol.inspect_requests import may_write
 from rdzv_etcd.protocol.keys import JobKeys
 from rdzv_etcd.settings import Endpoint, Settings, Tls
+from rdzv_etcd.trust import NO_TLS, without_zone
 
 _OLDEST = (3, 4)
 _SOUND = (3, 5, 6)
@@ -90,14 +90,25 @@ async def examine_endpoint(settings: Settings, endpoint: Endpoint) -> list[Findi
         finally:
             await client.close()
     except RdzvEtcdError as error:
-        hint = _endpoint_hint(error, over_tls=tls is not None)
+        hint = _endpoint_hint(error, settings)
         return [fail("etcd.endpoints", f"{name}: {error}", hint)]
     pages = await asyncio.to_thread(_read_pages, endpoint, tls)
     return list(_endpoint_findings(settings, name, took_s, pages))
 
 
-def _endpoint_hint(error: RdzvEtcdError, *, over_tls: bool) -> str:
-    text = str(error)
+def secret_hint(text: str, settings: Settings) -> str:
+    """Return what to do if ``text`` is about the secret of an embedded etcd; else it is empty."""
+    if "secret" not in text or not (settings.embed or settings.connection.secret):
+        return ""
+    if NO_TLS in text:
+        return "run it without RDZV_ETCD_EMBED_SECRET and embed_secret_file=, if the agents do"
+    return "run it with the agents' RDZV_ETCD_EMBED_SECRET or embed_secret_file="
+
+
+def _endpoint_hint(error: RdzvEtcdError, settings: Settings) -> str:
+    text, over_tls = str(error), settings.connection.tls is not None
+    if hint := secret_hint(text, settings):
+        return hint
     if "speaks http" in text or "cannot be used" in text:  # it names the cure itself
         return "" if over_tls else "for TLS see also docs/guide.md"
     if "cannot be resolved" in text:
@@ -249,7 +260,8 @@ def _page(endpoint: Endpoint, tls: Tls | None, path: str) -> str:
                 context.load_cert_chain(tls.cert, tls.key)
         connection = socket.create_connection((endpoint.host, endpoint.port), _PAGE_LIMIT_S)
         if tls is not None:
-            connection = context.wrap_socket(connection, server_hostname=endpoint.host)
+            name = without_zone(endpoint.host)
+            connection = context.wrap_socket(connection, server_hostname=name)
         _, page = ask(connection, path, _PAGE_LIMIT_S)
     except (OSError, ValueError):  # a certificate's is an OSError
         return ""
@@ -258,8 +270,8 @@ def _page(endpoint: Endpoint, tls: Tls | None, path: str) -> str:
 
 def _json(text: str) -> dict[str, object]:
     try:
-        page = json.loads(text)
-    except (ValueError, RecursionError):
+        page = parsed(text)
+    except ValueError:
         return {}
     return page if isinstance(page, dict) else {}
 

@@ -13,8 +13,8 @@ from rdzv_etcd.cli import output
 from rdzv_etcd.cli.jobs import Job, connected, jobs_under, read_job
 from rdzv_etcd.cli.options import JobTarget, common
 from rdzv_etcd.cli.report import Report, Row, State, report_on
-from rdzv_etcd.embedded.cluster_start import describe_cluster
-from rdzv_etcd.errors import StateCorruptError
+from rdzv_etcd.embedded.cluster_start import cluster_state
+from rdzv_etcd.errors import EtcdError, StateCorruptError
 from rdzv_etcd.etcd.port import Etcd
 from rdzv_etcd.protocol.describe import lost_and_left
 from rdzv_etcd.protocol.keys import JobKeys
@@ -43,9 +43,16 @@ def status(*, job: str | None, every_node: bool, target: JobTarget) -> int:
     Exit code: 0 it works, 1 it waits, 2 it is closed, gone or unknown, 3 etcd cannot be asked.
     Without JOB: 0, or 3.
     """
-    if not (job or target.job_id):
-        return asyncio.run(_all_jobs(target.settings(), target.as_json))
-    return asyncio.run(_one(target.settings(target.job(job)), every_node, target.as_json))
+    is_about_all = not (job or target.job_id)
+    settings = target.settings("" if is_about_all else target.job(job))
+    try:
+        if is_about_all:
+            return asyncio.run(_all_jobs(settings, target.as_json))
+        return asyncio.run(_one(settings, every_node, target.as_json))
+    except EtcdError as error:
+        if settings.embeds_cluster:
+            error.args = (f"{error}; {cluster_state(settings.connection)}",)
+        raise
 
 
 async def _one(settings: Settings, every_node: bool, as_json: bool) -> int:
@@ -56,11 +63,12 @@ async def _one(settings: Settings, every_node: bool, as_json: bool) -> int:
         )
         took_s = time.monotonic() - began_s
     if as_json:
-        output.show_json("status", as_fields(report, view))
+        cluster = await asyncio.to_thread(_cluster_fields, settings)
+        output.show_json("status", as_fields(report, view) | {"cluster": cluster})
     else:
         where = f"etcd {settings.connection}, read in {output.duration(took_s)}"
         if settings.embeds_cluster:
-            where += f"; {await asyncio.to_thread(describe_cluster, settings.connection)}"
+            where += f"; {await asyncio.to_thread(cluster_state, settings.connection)}"
         for part in render(report, where):
             output.console().print(part, soft_wrap=True)
     return report.state.exit_code
@@ -79,11 +87,13 @@ async def _all_jobs(settings: Settings, as_json: bool) -> int:
         return output.DONE
     if not reports:
         output.print_line(f"no job under {settings.prefix} at {settings.connection}")
-        return output.DONE
-    rows = [(report.job, _verdict(report.state), report.headline) for report in reports]
-    output.print_table(("JOB", "STATE", ""), rows)
+    else:
+        rows = [(report.job, _verdict(report.state), report.headline) for report in reports]
+        output.print_table(("JOB", "STATE", ""), rows)
     if not is_all:
         output.print_line(f"only the first {len(jobs)} jobs are shown")
+    if settings.embeds_cluster:
+        output.print_line(str(await asyncio.to_thread(cluster_state, settings.connection)))
     return output.DONE
 
 
@@ -205,6 +215,17 @@ def as_fields(report: Report, view: Job | None) -> dict[str, object]:
             "wall_s": refused.wall_s,
         },
         "nodes": [row_fields(row) for row in report.rows] if view.is_complete else None,
+    }
+
+
+def _cluster_fields(settings: Settings) -> dict[str, object] | None:
+    """The hosts of an embedded cluster; ``None`` without one. Blocks for seconds."""
+    if not settings.embeds_cluster:
+        return None
+    state = cluster_state(settings.connection)
+    return {
+        "members": {state.hosts[seat]: state.ages_s.get(seat) for seat in sorted(state.members)},
+        "missing": {state.hosts[seat]: why for seat, why in state.missing.items()},
     }
 
 

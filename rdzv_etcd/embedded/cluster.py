@@ -11,6 +11,7 @@ import contextlib
 import json
 import secrets
 import signal
+import socket
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import asdict, replace
@@ -51,6 +52,7 @@ _IDLE_LIMIT_S = 10.0
 _HANDSHAKE_LIMIT_S = 2.0
 """Who does not speak TLS is not kept for asyncio's minute: it may be many."""
 _LONGEST_LINE = 1 << 16
+_MOST_CONNECTIONS = 256
 _HEALTHY_AFTER_S = 60.0
 _LONGEST_PAUSE_S = 30.0
 _Opening: TypeAlias = "Coroutine[Any, Any, tuple[asyncio.StreamReader, asyncio.StreamWriter]]"
@@ -83,6 +85,7 @@ class SeatSupervisor:
         """Whether the member cannot see if it is used, and whether it was when it last could."""
         self._trouble = self._reason = ""
         self._stops = 0
+        self._serving: set[asyncio.Task[None]] = set()
 
     def keep(self, ready: Callable[[], None], start_grace_s: float) -> str:
         """Keep the seat; return why it ended. ``ready`` is called once others can reach it.
@@ -97,18 +100,11 @@ class SeatSupervisor:
             if signal.getsignal(number) is not signal.SIG_IGN:
                 asyncio.get_running_loop().add_signal_handler(number, self._stop)
         port = self._order.places[self._order.seat].port + SUPERVISORS
-        server = await asyncio.start_server(
-            self._answer,
-            list(self._order.bind),
-            port,
-            limit=_LONGEST_LINE,
-            ssl=self._server,
-            ssl_handshake_timeout=None if self._server is None else _HANDSHAKE_LIMIT_S,
-        )
+        listeners = [_listener(address, port) for address in self._order.bind]
         ready()
         others = [seat for seat in range(len(self._order.places)) if seat != self._order.seat]
-        tasks = [asyncio.create_task(self._talk(seat)) for seat in others]
-        tasks.append(asyncio.create_task(self._keep_time()))
+        work = [self._keep_time(), *map(self._accept, listeners), *map(self._talk, others)]
+        tasks = [asyncio.create_task(it) for it in work]
         try:
             while not (end := self._end()):
                 await self._look()
@@ -118,7 +114,8 @@ class SeatSupervisor:
         finally:
             for task in tasks:
                 task.cancel()
-            server.close()
+            for listener in listeners:
+                listener.close()
             self._drop()
 
     async def _keep_time(self) -> None:
@@ -373,21 +370,51 @@ class SeatSupervisor:
         self._heard[report.seat] = (report, time.monotonic())
         self._used_s = max(self._used_s, self._now_s() - max(0.0, unused_s))
 
-    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _accept(self, listener: socket.socket) -> None:
+        """Serve those who connect, up to a number at a time: etcd needs descriptors as well."""
+        room = asyncio.Semaphore(_MOST_CONNECTIONS)
+        while True:
+            await room.acquire()
+            try:
+                connection, _ = await asyncio.get_running_loop().sock_accept(listener)
+            except OSError:  # it has gone again, or there is no descriptor for it
+                room.release()
+                await asyncio.sleep(_BUSY_S)
+                continue
+            serving = asyncio.create_task(self._serve(connection))
+            self._serving.add(serving)
+            serving.add_done_callback(self._serving.discard)
+            serving.add_done_callback(lambda _: room.release())
+
+    async def _serve(self, connection: socket.socket) -> None:
         """Answer other supervisors, and agents and commands that ask how the cluster is."""
+        reader = asyncio.StreamReader(_LONGEST_LINE)
+        protocol = asyncio.StreamReaderProtocol(reader)
+        loop = asyncio.get_running_loop()
         with contextlib.suppress(OSError, ValueError):
-            while line := await wait_for(reader.readline(), _IDLE_LIMIT_S):
-                message, reply = _object(line), self._message()
-                if message.get("report") is not None:
-                    self._hear(message)
-                else:
-                    if message.get("waits"):
-                        self._used_s = self._now_s()
-                    heard = [asdict(report) for report in self._view().heard.values()]
-                    reply |= {"heard": heard, "trouble": self._trouble or self._reason}
-                writer.write(json.dumps(reply).encode() + b"\n")
-                await wait_for(writer.drain(), _ASK_LIMIT_S)
-        writer.close()
+            transport, _ = await loop.connect_accepted_socket(
+                lambda: protocol,
+                connection,
+                ssl=self._server,
+                ssl_handshake_timeout=None if self._server is None else _HANDSHAKE_LIMIT_S,
+            )
+            with contextlib.closing(asyncio.StreamWriter(transport, protocol, reader, loop)) as it:
+                while line := await wait_for(reader.readline(), _IDLE_LIMIT_S):
+                    it.write(json.dumps(self._reply(_object(line))).encode() + b"\n")
+                    await wait_for(it.drain(), _ASK_LIMIT_S)
+
+    def _reply(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Raises ValueError as :meth:`_hear`."""
+        reply = self._message()
+        if message.get("report") is not None:
+            self._hear(message)
+            return reply
+        now = self._now_s()
+        if message.get("waits"):
+            self._used_s = now
+        heard = [asdict(report) for report in self._view().heard.values()]
+        age_s = 0.0 if self._etcd is None else now - self._begun_s
+        return reply | {"heard": heard, "age_s": age_s, "trouble": self._trouble or self._reason}
 
 
 # --- requests -------------------------------------------------------------------------------------
@@ -395,6 +422,16 @@ class SeatSupervisor:
 
 def _draw() -> str:
     return secrets.token_hex(8)
+
+
+def _listener(address: str, port: int) -> socket.socket:
+    """Listen as etcd does: at ``::`` for IPv4 as well. Raises OSError."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    made = socket.create_server(
+        (address, port), family=family, dualstack_ipv6=address == "::", backlog=_MOST_CONNECTIONS
+    )
+    made.setblocking(False)
+    return made
 
 
 async def _ask(opening: _Opening, path: str, body: dict[str, object]) -> dict[str, Any]:
@@ -415,10 +452,7 @@ async def _answer_to(opening: _Opening, path: str, body: dict[str, object]) -> d
 
 
 def _object(text: bytes) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except RecursionError:
-        raise ValueError("too deep") from None
+    value = request.parsed(text)
     if not isinstance(value, dict):
         raise ValueError("not an object")
     return value

@@ -5,20 +5,20 @@ The agents' and commands' side of :mod:`rdzv_etcd.embedded.cluster`. Blocks.
 
 from __future__ import annotations
 
-import contextlib
-import json
 import logging
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import partial
+from typing import Any
 
 from rdzv_etcd.embedded.binary import find_binary
 from rdzv_etcd.embedded.launch import StartedEtcd, Wait, launch, warn_of_strangers
 from rdzv_etcd.embedded.port import check_owner, listen_addresses, listen_urls, own_addresses
 from rdzv_etcd.embedded.program import is_locked
-from rdzv_etcd.embedded.request import ask, ask_line
+from rdzv_etcd.embedded.request import ask, ask_line, parsed
 from rdzv_etcd.embedded.seat import (
     PEERS,
     SUPERVISORS,
@@ -26,7 +26,6 @@ from rdzv_etcd.embedded.seat import (
     Place,
     Report,
     majority,
-    missing,
     report_from,
 )
 from rdzv_etcd.errors import EmbeddedEtcdError, SettingsError
@@ -51,15 +50,20 @@ _RESTART_LIMIT_S = 30.0
 _NAMES_LIMIT_S = 300.0
 """How long a node without a seat looks whether one of the names has come to be its machine's."""
 _MOST_SHOWN = 300
+_OLDEST_S = 1e9
+_ERRORS = (OSError, ValueError, LookupError, TypeError)
+"""What comes of asking something that is not what it should be."""
+_OTHER_HOSTS = "it belongs to an embedded cluster of other hosts"
 
 
 @dataclass(frozen=True, slots=True)
 class SeatAnswer:
     """What the supervisor of a seat says."""
 
-    hosts: tuple[str, ...]
     own: Report
     heard: tuple[Report, ...]
+    age_s: float
+    """How long its etcd has run, if it has one."""
     trouble: str
 
 
@@ -69,7 +73,9 @@ class ClusterState:
 
     hosts: tuple[str, ...]
     answers: Mapping[int, SeatAnswer]
-    """By seat; seats that do not answer are missing."""
+    """By seat."""
+    refused: Mapping[int, str]
+    """The seats that cannot be used, as they have another secret or list of hosts, and why."""
 
     @property
     def members(self) -> set[int]:
@@ -82,21 +88,33 @@ class ClusterState:
             if report.member is not None and report.member.has_leader and report.member.votes
         }
 
-    def missing(self) -> str:
-        """The hosts without a member, and why as far as that is known; empty if there are none."""
-        silent = missing(self.hosts, self.answers)
-        parts = [f"nothing answers on the supervisors' port of {silent}"] if silent else []
-        parts += [
-            f"{self.hosts[seat]}: {answer.trouble}"
-            for seat, answer in sorted(self.answers.items())
-            if seat not in self.members
-        ]
-        return "; ".join(parts)
+    @property
+    def ages_s(self) -> dict[int, float]:
+        """How long the members have run, as far as that is known."""
+        return {it: self.answers[it].age_s for it in self.members if it in self.answers}
+
+    @property
+    def missing(self) -> dict[int, str]:
+        """The seats without a member, or whose supervisor does not answer; and why."""
+        why = dict.fromkeys(range(len(self.hosts)), "nothing answers on its supervisor's port")
+        why |= {**self.refused, **{seat: it.trouble for seat, it in self.answers.items()}}
+        fine = self.members & set(self.answers)
+        return {seat: text for seat, text in why.items() if seat not in fine}
+
+    def why_missing(self) -> str:
+        """The hosts without a member, and why; empty if there are none."""
+        return "; ".join(f"{self.hosts[seat]}: {why}" for seat, why in self.missing.items())
 
     def __str__(self) -> str:
-        named = ", ".join(self.hosts[seat] for seat in sorted(self.members)) or "no host"
-        missing = f"; {why}" if (why := self.missing()) else ""
-        return f"embedded cluster with members on {named}{missing}"
+        ages_s = self.ages_s
+        named = [
+            f"{self.hosts[it]} (up {timedelta(seconds=int(ages_s[it]))})"
+            if it in ages_s
+            else self.hosts[it]
+            for it in sorted(self.members)
+        ]
+        missing = f"; {why}" if (why := self.why_missing()) else ""
+        return f"embedded cluster with members on {', '.join(named) or 'no host'}{missing}"
 
 
 def cluster_endpoints(connection: Connection) -> tuple[Endpoint, ...]:
@@ -124,50 +142,43 @@ def cluster_endpoints(connection: Connection) -> tuple[Endpoint, ...]:
 
 def cluster_state(connection: Connection, *, waits: bool = False) -> ClusterState:
     """Ask all seats; blocks for about two seconds for each that is silent. ``waits``: a node is
-    about to use the cluster.
-
-    Raises :class:`EmbeddedEtcdError` if one of them has another list of hosts or another secret,
-    :class:`SettingsError` as :func:`cluster_endpoints`.
+    about to use the cluster. Raises :class:`SettingsError` as :func:`cluster_endpoints`.
     """
     endpoints = cluster_endpoints(connection)
     hosts = tuple(endpoint.target for endpoint in endpoints)
-    answers = {}
+    answers, refused = {}, {}
     for seat, endpoint in enumerate(endpoints):
         answer = _ask_seat(endpoint, hosts, connection.secret, waits=waits)
-        if answer is not None:
-            _check_hosts(endpoint, hosts, answer.hosts)
+        if isinstance(answer, SeatAnswer):
             answers[seat] = answer
-    return ClusterState(hosts, answers)
+        elif answer:
+            refused[seat] = answer
+    return ClusterState(hosts, answers, refused)
+
+
+def _check_agreement(state: ClusterState, own: Iterable[int]) -> None:
+    """Raise :class:`EmbeddedEtcdError` if seats have another list of hosts or another secret, and
+    the rest is no majority. ``own``: the seats that this machine has, or is about to have."""
+    # It counts once: only on loopback has it several.
+    agree = {*state.answers, *list(own)[:1]} - set(state.refused)
+    if state.refused and len(agree) < majority(len(state.hosts)):
+        seat, why = next(iter(state.refused.items()))
+        raise EmbeddedEtcdError(f"{state.hosts[seat]} cannot be used: {why}")
 
 
 def check_alone(endpoint: Endpoint, secret: str | None) -> None:
     """Raise :class:`EmbeddedEtcdError` if the etcd that answers there is one of a cluster's.
 
-    A node that knows this one only would be lost with it. Blocks for a second if nothing answers on
-    the supervisors' port, which is what is expected.
+    A node that knows this one only would be lost with it. Blocks for seconds only if it is.
     """
-    answer = None
-    with contextlib.suppress(EmbeddedEtcdError):  # it speaks TLS, say, and is no supervisor
-        answer = _ask_seat(endpoint, (endpoint.target,), secret, waits=False)
-    if answer is not None:
-        _check_hosts(endpoint, (endpoint.target,), answer.hosts)
-
-
-def _check_hosts(endpoint: Endpoint, here: Sequence[str], there: Sequence[str]) -> None:
-    if here != there:
-        raise EmbeddedEtcdError(
-            f"{endpoint.target} belongs to an embedded cluster of other hosts: here "
-            f"{','.join(here)}, there {shown(','.join(there), _MOST_SHOWN)}; give every node the "
-            "same --rdzv-endpoint, or another port for another cluster"
-        )
-
-
-def describe_cluster(connection: Connection) -> str:
-    """Return a line on the members, or why there is none; blocks as :func:`cluster_state`."""
     try:
-        return str(cluster_state(connection))
-    except (EmbeddedEtcdError, SettingsError) as error:
-        return str(error)
+        if len(_posted(endpoint, "cluster/member/list", secret)["members"]) == 1:
+            return  # its supervisors' port, which a firewall may make silent, need not be asked
+    except _ERRORS:
+        pass
+    why = _ask_seat(endpoint, (endpoint.target,), secret, waits=False)
+    if isinstance(why, str) and why.startswith(_OTHER_HOSTS):
+        raise EmbeddedEtcdError(f"{endpoint.target} cannot be used: {why}")
 
 
 class SeatKeeper:
@@ -178,7 +189,7 @@ class SeatKeeper:
         self._endpoints = cluster_endpoints(settings.connection)
         self._own = _own_seats(self._endpoints)
         self._names_until_s = time.monotonic() + _NAMES_LIMIT_S
-        self._members = set(range(len(self._endpoints)))
+        self._seen: tuple[set[int], set[int]] = set(range(len(self._endpoints))), set()
         self._trouble = ""
 
     def look(self) -> None:
@@ -220,11 +231,12 @@ class SeatKeeper:
         return started is not None
 
     def _log_change(self, state: ClusterState) -> None:
-        if state.members == self._members:
+        seen = state.members, set(state.refused)
+        if seen == self._seen:
             return
-        self._members, needed = state.members, majority(len(state.hosts))
+        self._seen, needed = seen, majority(len(state.hosts))
         if len(state.members) > needed:
-            log.info("%s", state)
+            log.log(logging.WARNING if state.refused else logging.INFO, "%s", state)
         elif len(state.members) == needed:
             log.warning("%s; no more may be lost", state)
         else:
@@ -260,6 +272,7 @@ def ensure_cluster(settings: Settings, environ: Mapping[str, str]) -> StartedEtc
     while True:
         # Before a seat is begun: hosts may have another list.
         state = cluster_state(connection, waits=True)
+        _check_agreement(state, own)
         if time.monotonic() >= next_start_s:
             next_start_s = time.monotonic() + _RETRY_START_S
             own = own or _own_seats(endpoints)  # names may come into DNS late
@@ -275,8 +288,10 @@ def ensure_cluster(settings: Settings, environ: Mapping[str, str]) -> StartedEtc
         if serves and not stranger:
             for seat, addresses in own.items():
                 check_owner(endpoints[seat], addresses)
+            if state.refused:
+                log.warning("%s", state)
             return started
-        wait.note(partial(str, stranger or state.missing()))
+        wait.note(partial(str, stranger or state.why_missing()))
         time.sleep(_PAUSE_S)  # there is no process yet that could announce the start
 
 
@@ -312,39 +327,44 @@ def start_seat(
 
 
 def _ask_seat(
-    endpoint: Endpoint, hosts: Sequence[str], secret: str | None, *, waits: bool
-) -> SeatAnswer | None:
-    """Return ``None`` if no supervisor answers there; raises as :func:`cluster_state`."""
+    endpoint: Endpoint, hosts: tuple[str, ...], secret: str | None, *, waits: bool
+) -> SeatAnswer | str:
+    """Return what its supervisor answers, or why it cannot be used; empty if none answers."""
     host, port = endpoint.host, endpoint.port + SUPERVISORS
     try:
         connection = socket.create_connection((host, port), _ASK_LIMIT_S)
     except (OSError, ValueError):
-        return None
+        return ""
     question = {"hosts": hosts, "waits": waits}
     try:
         return _seat_answer(secured(connection, host, secret), question)
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        why = why_refused(error) or _other_way(host, port, secret, {**question, "waits": False})
-    if why:
-        raise EmbeddedEtcdError(f"the embedded cluster on {endpoint.target} cannot be used: {why}")
-    return None
+    except _ERRORS as error:
+        return why_refused(error) or _other_way(host, port, secret, {**question, "waits": False})
 
 
-def _seat_answer(connection: socket.socket, question: dict[str, object]) -> SeatAnswer:
-    """Raises OSError, ValueError, LookupError, TypeError."""
+def _seat_answer(connection: socket.socket, question: dict[str, Any]) -> SeatAnswer | str:
+    """Ask; raises one of ``_ERRORS`` if it is no supervisor that answers."""
     reply = ask_line(connection, question, _ASK_LIMIT_S)
-    heard = tuple(report_from(report) for report in reply["heard"])
-    trouble = shown(str(reply["trouble"]), _MOST_SHOWN)
-    return SeatAnswer(tuple(reply["hosts"]), report_from(reply["report"]), heard, trouble)
+    hosts, here = tuple(map(str, reply["hosts"])), question["hosts"]
+    if hosts != here:
+        return (
+            f"{_OTHER_HOSTS}: here {','.join(here)}, there {shown(','.join(hosts), _MOST_SHOWN)}; "
+            "give every node the same --rdzv-endpoint, or another port for another cluster"
+        )
+    own, *heard = map(report_from, (reply["report"], *reply["heard"]))
+    age_s = reply["age_s"]
+    if not all(0 <= it.seat < len(hosts) for it in (own, *heard)) or not 0 <= age_s < _OLDEST_S:
+        raise ValueError("out of range")
+    return SeatAnswer(own, tuple(heard), age_s, shown(str(reply["trouble"]), _MOST_SHOWN))
 
 
-def _other_way(host: str, port: int, secret: str | None, question: dict[str, object]) -> str:
+def _other_way(host: str, port: int, secret: str | None, question: dict[str, Any]) -> str:
     """Return what is wrong if it answers over TLS only, or in plain text only."""
     try:
         if secret is None:
             return ONLY_TLS if speaks_tls(host, port, _ASK_LIMIT_S) else ""
         _seat_answer(connected(host, port, _ASK_LIMIT_S), question)
-    except (OSError, ValueError, LookupError, TypeError):
+    except _ERRORS:
         return ""
     return NO_TLS
 
@@ -365,11 +385,18 @@ def _stranger(connection: Connection, endpoints: Sequence[Endpoint], state: Clus
 def _cluster_id(endpoint: Endpoint, secret: str | None) -> str:
     """Return the id of the cluster of the etcd that answers there; empty if none does."""
     try:
-        connection = connected(endpoint.host, endpoint.port, _ASK_LIMIT_S, secret)
-        status, page = ask(connection, "/v3/maintenance/status", _ASK_LIMIT_S, {})
-        return str(json.loads(page)["header"]["cluster_id"]) if status == 200 else ""
-    except (OSError, ValueError, LookupError, TypeError):
+        return str(_posted(endpoint, "maintenance/status", secret)["header"]["cluster_id"])
+    except _ERRORS:
         return ""
+
+
+def _posted(endpoint: Endpoint, path: str, secret: str | None) -> Any:
+    """Ask the etcd that answers there; raises one of ``_ERRORS`` if it does not say."""
+    connection = connected(endpoint.host, endpoint.port, _ASK_LIMIT_S, secret)
+    status, page = ask(connection, f"/v3/{path}", _ASK_LIMIT_S, {})
+    if status != 200:
+        raise ValueError(f"status {status}")
+    return parsed(page)
 
 
 def _is_healthy(endpoint: Endpoint, secret: str | None) -> bool:

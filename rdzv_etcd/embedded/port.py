@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
-import json
 import os
 import pwd
 import socket
@@ -18,7 +17,7 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from rdzv_etcd.embedded.request import ask
+from rdzv_etcd.embedded.request import ask, parsed
 from rdzv_etcd.errors import EmbeddedEtcdError
 from rdzv_etcd.settings import Connection, Endpoint
 from rdzv_etcd.settings.hosts import is_loopback, is_ours
@@ -100,7 +99,7 @@ def _judge(body: bytes) -> Found:
     if b"HTTPS server" in body:  # what Go's TLS listener answers to plain http
         return Found(PortAnswer.MISTRUST, ONLY_TLS)
     try:
-        page = json.loads(body)
+        page = parsed(body)
     except ValueError:
         return Found(PortAnswer.STRANGER)
     is_etcd = isinstance(page, dict) and "etcdserver" in page

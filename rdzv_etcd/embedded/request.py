@@ -31,7 +31,15 @@ def ask_line(sock: socket.socket, question: object, limit_s: float) -> Any:
                 break
             if len(line) > _LARGEST:
                 raise ValueError("too long")
-    return json.loads(line)
+    return parsed(line)
+
+
+def parsed(text: bytes | str) -> Any:
+    """Return what JSON of another process holds; raises ValueError, whatever it is."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("too deep") from None
 
 
 def ask(sock: socket.socket, path: str, limit_s: float, body: object = None) -> tuple[int, bytes]:

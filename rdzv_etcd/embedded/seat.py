@@ -23,7 +23,8 @@ still runs its member, cut off, makes two of one seat. On one machine the ports 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -253,19 +254,22 @@ def next_step(
 
 # --- on the wire ----------------------------------------------------------------------------------
 
+_DRAWN = re.compile(r"\w*", re.ASCII)
+"""Lives and tokens are words of etcd's command line."""
+
 
 def report_from(value: Any) -> Report:
     """Read what another seat has sent; raises ValueError."""
     fields = _typed(value, {"seat": int, "life": str, "member": (dict, type(None))})
-    found = fields["member"]
-    if found is None:
-        return Report(fields["seat"], fields["life"])
-    kinds = {"cluster": str, "founders": list, "votes": bool, "has_leader": bool}
-    member = _typed(found, kinds)
-    if not all(isinstance(life, str) for life in member["founders"]):
-        raise ValueError("founders")
-    founders = tuple(member["founders"])
-    return Report(fields["seat"], fields["life"], Member(**{**member, "founders": founders}))
+    found, drawn, member = fields["member"], [fields["life"]], None
+    if found is not None:
+        kinds = {"cluster": str, "founders": list, "votes": bool, "has_leader": bool}
+        found = _typed(found, kinds)
+        member = Member(**{**found, "founders": tuple(found["founders"])})
+        drawn += [member.cluster, *member.founders]
+    if not all(isinstance(it, str) and _DRAWN.fullmatch(it) for it in drawn):
+        raise ValueError("not drawn")
+    return Report(fields["seat"], fields["life"], member)
 
 
 def _typed(value: Any, kinds: Mapping[str, type | tuple[type, ...]]) -> dict[str, Any]:
@@ -275,9 +279,3 @@ def _typed(value: Any, kinds: Mapping[str, type | tuple[type, ...]]) -> dict[str
         if not isinstance(value[name], kind):
             raise ValueError(name)
     return value
-
-
-def missing(hosts: Sequence[str], there: Iterable[int]) -> str:
-    """Name the hosts that are not there; empty if all are."""
-    present = set(there)
-    return ", ".join(host for seat, host in enumerate(hosts) if seat not in present)

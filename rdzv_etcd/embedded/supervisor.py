@@ -24,6 +24,7 @@ from rdzv_etcd.embedded.program import (
     wait_for_signal,
 )
 from rdzv_etcd.embedded.seat import ClusterOrder, Place
+from rdzv_etcd.errors import SettingsError
 from rdzv_etcd.trust import Certificates
 
 MOST_RESTARTS = 5
@@ -139,14 +140,14 @@ def _keep_seat(order: Order, cluster: ClusterOrder) -> int:
     from rdzv_etcd.embedded.cluster import SeatSupervisor  # noqa: PLC0415 - it loads asyncio
 
     signal.pthread_sigmask(signal.SIG_UNBLOCK, UNBLOCKED)
-    seat = SeatSupervisor(cluster, order.plan, order.grace_s, order.stale_after_s)
 
     def report_start() -> None:
         _report(order.status_fd, "started", str(os.getpid()))
 
     try:
+        seat = SeatSupervisor(cluster, order.plan, order.grace_s, order.stale_after_s)
         seat.keep(report_start, order.start_grace_s)
-    except OSError as error:
+    except (OSError, SettingsError) as error:
         _report(order.status_fd, "failed", f"its supervisor cannot listen: {error}")
         return 1
     return 0

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import json
+import math
 import os
+import re
 import socket
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
 import psutil
 import pytest
 
+from rdzv_etcd.embedded.binary import find_binary
 from rdzv_etcd.embedded.cluster_start import (
     SeatKeeper,
     cluster_endpoints,
     cluster_state,
     start_seat,
 )
+from rdzv_etcd.embedded.launch import launch
+from rdzv_etcd.embedded.port import own_addresses
+from rdzv_etcd.embedded.seat import ClusterOrder, Place
 from rdzv_etcd.embedded.start import ensure_etcd
 from rdzv_etcd.errors import EmbeddedEtcdError, SettingsError
 from rdzv_etcd.world.group import Group
@@ -26,6 +34,7 @@ from tests.embedded.agents import (
     ALL,
     GRACE_S,
     LIMIT_S,
+    OTHER_SECRET,
     SECRET,
     Agent,
     Cluster,
@@ -33,7 +42,9 @@ from tests.embedded.agents import (
     kill,
     settings,
     wait_for_end,
+    with_secret,
 )
+from tests.embedded.conftest import Ensure, Start
 from tests.library.nodes import join_all, node_settings, wait_until
 from tests.support import netns
 from tests.support.gateway import GatewayError
@@ -186,9 +197,10 @@ def test_an_agent_starts_its_host_and_waits_for_the_others(
 
 def test_the_hosts_that_are_missing_are_named(cluster: Cluster) -> None:
     cluster.start(0)
-    state = cluster.state().missing()
-    assert f"nothing answers on the supervisors' port of {cluster.addresses[1]}:" in state
-    assert f"{cluster.addresses[0]}:{cluster.port}: it waits for a majority of the 3" in state
+    state = cluster.state().why_missing()
+    first, second = (f"{address}:{cluster.port}" for address in cluster.addresses[:2])
+    assert f"{first}: it waits for a majority of the 3" in state
+    assert f"{second}: nothing answers on its supervisor's port" in state
 
 
 def test_another_list_of_hosts_is_refused_with_both(cluster: Cluster) -> None:
@@ -212,6 +224,38 @@ def test_a_node_that_names_one_of_the_hosts_only_is_refused(cluster: Cluster) ->
         ensure_etcd(settings(first, secret=cluster.secret), cluster.environ)
 
 
+def test_a_node_of_one_host_does_not_wait_for_a_supervisors_port(
+    start: Start, ensure: Ensure, port: int
+) -> None:
+    """A firewall may drop what comes there."""
+    start()
+    with socket.create_server(("127.0.0.1", port + 2)) as silent:
+        assert ensure() is None
+        silent.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            silent.accept()
+
+
+@pytest.mark.parametrize("cluster", [None], indirect=True)
+def test_a_host_whose_name_leads_to_its_loopback_is_reached_by_both_families(
+    cluster: Cluster,
+) -> None:
+    if not own_addresses("::1"):
+        pytest.skip("this machine has no IPv6")
+    made, listens = cluster.settings(), ("::",)
+    places = tuple(
+        Place(it.target, it.host, it.port, f"http://{it.host}:{it.port + 1}")
+        for it in cluster_endpoints(made.connection)
+    )
+    order = ClusterOrder(0, places, listens, ())
+    binary, deadline_s = find_binary(cluster.environ), time.monotonic() + LIMIT_S
+    started = launch(made, binary, listens, cluster.environ, deadline_s, cluster=order)
+    assert started is not None
+    cluster.supervisors[0] = psutil.Process(started.supervisor_pid)
+    for host in (cluster.addresses[0], "::1"):
+        socket.create_connection((host, cluster.port + 2)).close()
+
+
 def test_a_host_that_gets_another_list_later_does_not_disturb_nodes_that_work(
     cluster: Cluster, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -230,7 +274,7 @@ def test_a_host_that_gets_another_list_later_does_not_disturb_nodes_that_work(
     keeper.look()
     keeper.look()
     (warned,) = caplog.messages
-    assert f"{third} belongs to an embedded cluster of other hosts" in warned
+    assert f"{third}: it belongs to an embedded cluster of other hosts" in warned
     cluster.gateway(0).put(b"k", b"v")
 
 
@@ -259,7 +303,7 @@ def test_a_supervisors_port_that_is_taken_is_named(cluster: Cluster) -> None:
     with socket.create_server((cluster.addresses[1], cluster.port + 2)):
         with pytest.raises(
             EmbeddedEtcdError,
-            match=rf"did not start at {cluster.addresses[1]}.*{cluster.port + 2}.*in use",
+            match=rf"did not start at {cluster.addresses[1]}.*in use.*{cluster.port + 2}",
         ):
             ensure_etcd(cluster.settings(), cluster.environ)
         cluster.find()
@@ -333,26 +377,122 @@ def test_status_and_doctor_show_the_members_and_who_is_missing(
     names = [f"{address}:{cluster.port}" for address in cluster.addresses]
     how = ("--endpoint", cluster.endpoints, "--conf", "embed=1")
 
-    def findings() -> list[dict[str, str]]:
-        found = run_here(capsys, ("doctor", "--json", *how)).json["doctor"]["findings"]
-        return [it for it in found if it["check"] == "etcd.members"]
+    def shown(*words: str) -> str:
+        done = run_here(capsys, ("status", *words, *how))
+        return re.sub(r"\(up (\d\d?:\d\d:\d\d)\)", "(up)", done.out + done.err)
 
-    complete = f"embedded cluster with members on {', '.join(names)}"
-    assert complete in run_here(capsys, ("status", "job", *how)).out
-    (finding,) = findings()
-    assert (finding["level"], finding["text"]) == ("ok", complete)
+    def finding() -> tuple[str, str]:
+        found = run_here(capsys, ("doctor", "--json", *how)).json["doctor"]["findings"]
+        (it,) = (it for it in found if it["check"] == "etcd.members")
+        return it["level"], it["text"]
+
+    complete = f"embedded cluster with members on {' (up), '.join(names)} (up)\n"
+    assert complete in shown()
+    assert complete in shown("job")
+    level, text = finding()
+    assert (level, text.count(" (up 0:0")) == ("ok", 3)
     cluster.lose(1)
-    partial = f"embedded cluster with members on {names[0]}, {names[2]}; nothing answers on the "
-    partial += f"supervisors' port of {names[1]}"
-    wait_until("it is noticed", lambda: cluster.state().members == {0, 2})
-    wait_until("status shows it", lambda: partial in run_here(capsys, ("status", "job", *how)).out)
-    (finding,) = findings()
-    assert (finding["level"], finding["text"]) == ("warn", partial)
+    why = "nothing answers on its supervisor's port"
+    partial = f"members on {names[0]} (up), {names[2]} (up); {names[1]}: {why}\n"
+    wait_until("it is noticed", lambda: partial in shown("job"))
+    status = run_here(capsys, ("status", "job", "--json", *how)).json["status"]["cluster"]
+    assert status["missing"] == {names[1]: why}
+    assert {name: age_s > 0 for name, age_s in status["members"].items()} == {
+        names[0]: True,
+        names[2]: True,
+    }
+    level, text = finding()
+    assert (level, text.endswith(f"; {names[1]}: {why}")) == ("warn", True)
     cluster.lose(2)
     wait_until("the majority is lost", lambda: not cluster.state().members)
-    (finding,) = findings()
-    assert finding["level"] == "fail"
-    assert finding["text"].startswith("embedded cluster with members on no host; nothing answers")
+    none = f"embedded cluster with members on no host; {names[0]}: "
+    assert none in shown("job")
+    level, text = finding()
+    assert (level, text.startswith(none)) == ("fail", True)
+
+
+_SEATS = {"seat": 0, "life": "a", "member": None}, {"seat": 1, "life": "b", "member": None}
+
+
+@pytest.mark.parametrize("cluster", [None], indirect=True)
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"report": {**_SEATS[1], "seat": 3}},
+        {"heard": [{**_SEATS[0], "seat": -1}]},
+        {"heard": 1},
+        {"age_s": math.nan},
+        {"age_s": "1"},
+        {"hosts": [1, {}]},
+        None,
+    ],
+    ids=str,
+)
+def test_what_answers_for_a_supervisor_cannot_break_an_agent(
+    cluster: Cluster, wrong: dict[str, object] | None
+) -> None:
+    hosts = [f"{address}:{cluster.port}" for address in cluster.addresses]
+    good = {"hosts": hosts, "report": _SEATS[1], "heard": [], "age_s": 1.0, "trouble": "hm"}
+
+    def seen(answer: bytes) -> str:
+        with (
+            socket.create_server((cluster.addresses[1], cluster.port + 2)) as server,
+            ThreadPoolExecutor() as pool,
+        ):
+            asked = pool.submit(lambda: str(cluster.state()))
+            with server.accept()[0] as client:
+                client.recv(4096)
+                client.sendall(answer + b"\n")
+                return asked.result()
+
+    assert f"{hosts[1]}: hm" in seen(json.dumps(good).encode())
+    line = b"[" * 10**6 if wrong is None else json.dumps(good | wrong).encode()
+    assert re.search(rf"{hosts[1]}: (nothing answers|it belongs to .*there 1,{{}})", seen(line))
+
+
+@pytest.mark.parametrize("cluster", [None], indirect=True)
+@pytest.mark.parametrize("life", ["\0", "\ud800", "a,b=http://c:1", None])
+def test_what_others_tell_a_supervisor_cannot_end_it(cluster: Cluster, life: str | None) -> None:
+    cluster.start(0)
+    hosts = [f"{address}:{cluster.port}" for address in cluster.addresses]
+    report = {**_SEATS[1], "life": life}
+    line = json.dumps({"hosts": hosts, "report": report, "unused_s": 0.0}).encode()
+    where = cluster.addresses[0], cluster.port + 2
+    with socket.create_connection(where) as client, client.makefile("rwb") as file:
+        file.write(b"[" * 50_000 if life is None else line)
+        file.write(b"\n")
+        file.flush()
+        assert file.readline() == b""
+    assert cluster.state().answers[0].heard == ()
+
+
+@pytest.mark.parametrize(
+    ("cluster", "ours", "why", "hint"),
+    [
+        (SECRET, None, "it speaks only TLS", "run it with the agents' RDZV_ETCD_EMBED_SECRET"),
+        (SECRET, OTHER_SECRET, "it has another secret", "run it with the agents' RDZV_ETCD_EMBED_"),
+        (None, SECRET, "it has no TLS", "run it without RDZV_ETCD_EMBED_SECRET"),
+    ],
+    indirect=["cluster"],
+)
+def test_doctor_finds_a_secret_that_is_not_the_clusters(
+    cluster: Cluster,
+    ours: str | None,
+    why: str,
+    hint: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster.start(0, 1)
+    cluster.wait_for({0, 1})
+    for name, secret in with_secret(ours).items():
+        monkeypatch.setenv(name, secret)
+    how = ("--endpoint", cluster.endpoints, "--conf", "embed=1,connect_timeout=3")
+    found = run_here(capsys, ("doctor", "--json", *how)).json["doctor"]["findings"]
+    (members,) = (it for it in found if it["check"] == "etcd.members")
+    assert members["text"].count(why) == 2
+    ways = [it for it in found if it["check"] == "etcd.endpoints"]
+    assert [it["hint"].startswith(hint) for it in (members, *ways[:2])] == [True, True, True]
 
 
 @pytest.mark.parametrize(

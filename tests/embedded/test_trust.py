@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import ssl
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
 
+import psutil
 import pytest
 
 from rdzv_etcd.embedded.child import EtcdProcess, Plan
+from rdzv_etcd.embedded.cluster_start import cluster_endpoints, start_seat
 from rdzv_etcd.embedded.port import PortListener, listeners, reached_by
 from rdzv_etcd.embedded.start import ensure_etcd
 from rdzv_etcd.errors import (
@@ -26,8 +30,10 @@ from rdzv_etcd.errors import (
 )
 from rdzv_etcd.trust import client_context, in_memory, make_certificates, tls_context
 from rdzv_etcd.world.group import Group
+from tests.cli.tools import run_here
 from tests.embedded.agents import (
     ALL,
+    LIMIT_S,
     NOBODY,
     OTHER_SECRET,
     SECRET,
@@ -35,6 +41,7 @@ from tests.embedded.agents import (
     answer,
     gateway,
     has_ended,
+    kill,
     settings,
     wait_for_end,
 )
@@ -165,6 +172,58 @@ def test_a_host_with_another_secret_is_told_before_it_begins_a_member(
     with pytest.raises(EmbeddedEtcdError, match=f"{cluster.addresses[0]}.* cannot be used.*{why}"):
         ensure_etcd(settings(cluster.endpoints, secret=ours), cluster.environ)
     assert set(cluster.state().answers) == {0}
+
+
+def test_strangers_cannot_use_up_a_supervisors_descriptors(cluster: Cluster) -> None:
+    cluster.start(0)
+    host, port = cluster.addresses[0], cluster.port + 2
+    with ExitStack() as stack:
+        held = [stack.enter_context(socket.create_connection((host, port))) for _ in range(300)]
+        assert _supervisors_answer(host, port, client_context(SECRET)).startswith(b"{")
+        held[0].setblocking(False)
+        assert held[0].recv(1) == b""  # it made room
+
+
+@pytest.mark.parametrize("has", ["another secret", "another list"])
+def test_one_host_that_differs_counts_as_missing_for_the_others(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture, has: str
+) -> None:
+    cluster.start(0, 1)
+    cluster.wait_for({0, 1})
+    differs = settings(cluster.endpoints, secret=OTHER_SECRET, embed_grace=60)
+    seat = 2
+    if has == "another list":
+        third = f"{cluster.addresses[2]}:{cluster.port}"
+        differs = settings(f"{third},192.0.2.1,192.0.2.2", secret=SECRET, embed_grace=60)
+        seat = [it.target for it in cluster_endpoints(differs.connection)].index(third)
+    endpoints = cluster_endpoints(differs.connection)
+    started = start_seat(differs, cluster.environ, endpoints, seat, time.monotonic() + LIMIT_S)
+    assert started is not None
+    cluster.supervisors[2] = psutil.Process(started.supervisor_pid)
+    caplog.clear()
+    assert ensure_etcd(cluster.settings(), cluster.environ) is None
+    (warned,) = caplog.messages
+    cure = {"another secret": "give every node the same RDZV_ETCD_EMBED_SECRET"}
+    cure["another list"] = f"here {cluster.endpoints}, there .*give every node the same --rdzv-endp"
+    why = f"{cluster.addresses[2]}:{cluster.port}: it (has|belongs to).*{cure[has]}"
+    assert re.search(f"members on {cluster.addresses[0]}.*{cluster.addresses[1]}.*; {why}", warned)
+    with Group(cluster.job()):
+        pass
+    kill(cluster.supervisors[2])
+    cluster.start(2)
+    cluster.wait_for(ALL)
+
+
+def test_a_zone_of_an_address_is_in_no_certificate(
+    start: Start, port: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = [it.address for entries in psutil.net_if_addrs().values() for it in entries]
+    if not (linked := [it for it in found if it.startswith("fe80::")]):
+        pytest.skip("this machine has no IPv6")
+    monkeypatch.setenv("RDZV_ETCD_EMBED_SECRET", SECRET)
+    start(f"[{linked[0]}]", secret=SECRET)
+    shown = run_here(capsys, ("doctor", "--endpoint", f"[{linked[0]}]:{port}")).out
+    assert f"]:{port}: etcd 3." in shown  # read from a page of etcd's
 
 
 def test_data_outlasts_a_crash_of_etcd_and_it_still_ends_by_itself(start: Start, port: int) -> None:
