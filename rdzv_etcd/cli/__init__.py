@@ -6,7 +6,7 @@
     jobs.py        reads and watches jobs
     report.py      the verdict on a job, and one row for each node; pure
     status.py, watch.py, history.py, doctor.py    only read
-    admin.py (close, reset), drain.py, evict.py   change a job, and ask first
+    admin.py (close), drain.py, evict.py          change a job, and ask first
     serve.py, demo.py                             an etcd, and a whole training job, on this machine
 
 This module imports nothing of the extra ``cli``, so that it can report that it is missing.

@@ -1,4 +1,4 @@
-"""Commands that change a whole job, ``close`` and ``reset``; and what all that change one share.
+"""The command ``close``; and what all commands share that change a job.
 
 Each asks, or takes ``--yes``, and writes in guarded transactions.
 """
@@ -9,7 +9,6 @@ import asyncio
 import getpass
 import socket
 import time
-from collections.abc import Sequence
 
 import click
 
@@ -18,11 +17,10 @@ from rdzv_etcd.cli.jobs import connected
 from rdzv_etcd.cli.options import JobTarget, common, yes_option
 from rdzv_etcd.cli.output import RefusedError, ago
 from rdzv_etcd.errors import OutcomeUnknownError
-from rdzv_etcd.etcd.port import Etcd, KeyValue
-from rdzv_etcd.names import display_name, display_names
+from rdzv_etcd.etcd.port import Etcd
+from rdzv_etcd.names import display_name
 from rdzv_etcd.node.leave import put_closed_marker
 from rdzv_etcd.node.views import read_pages
-from rdzv_etcd.protocol import inspect_requests
 from rdzv_etcd.protocol.describe import closed_text, names_in
 from rdzv_etcd.protocol.keys import JobKeys
 from rdzv_etcd.protocol.model import Closure
@@ -57,9 +55,6 @@ async def find_node(etcd: Etcd, keys: JobKeys, name: str) -> str:
         raise RefusedError(f"{name!r} names {len(named)} nodes: {', '.join(named[:8])}")
     hint = f"there are {', '.join(there[:8])}" if there else "no node is there"
     raise RefusedError(f"no node {name!r} in job {keys.job_id!r} under {keys.prefix}: {hint}")
-
-
-# --- close ----------------------------------------------------------------------------------------
 
 
 @click.command()
@@ -110,67 +105,3 @@ async def _close(settings: Settings, closure: Closure, yes: bool) -> None:
             raise
         if not result.succeeded:
             raise RefusedError(f"not closed: {job} formed a new round just now; try again")
-
-
-# --- reset ----------------------------------------------------------------------------------------
-
-
-@click.command()
-@click.argument("job", required=False)
-@click.option(
-    "--force", is_flag=True, help="Reset even if nodes are present; they restore their keys."
-)
-@yes_option
-@common
-def reset(*, job: str | None, force: bool, yes: bool, target: JobTarget) -> int:
-    """Delete all keys of JOB, as if the id had never been used. Refused while nodes are present.
-
-    Its epochs also begin again: checkpoints of earlier runs may have higher ones.
-
-    \b
-    Exit code: 0 the keys are deleted, 1 they are not, 3 etcd cannot be asked.
-    """
-    settings = target.settings(target.job(job))
-    removed, others = asyncio.run(_reset(settings, force, yes))
-    output.show_result(
-        "reset",
-        {"job": settings.job_id, "removed": removed, "left_alone": len(others)},
-        f"job {settings.job_id!r}: {many(removed, 'key')} deleted",
-        as_json=target.as_json,
-    )
-    if others:
-        output.warn(
-            f"rdzv-etcd: kept {many(len(others), 'key')} below this job that it does not own (the "
-            f"first: {others[0].decode(errors='replace')}): another job's etcd_prefix seems to be "
-            "below this job's keys"
-        )
-    return output.DONE
-
-
-async def _reset(settings: Settings, force: bool, yes: bool) -> tuple[int, list[bytes]]:
-    """Return how many keys were removed, and those below the job's path that are not its own."""
-    keys = JobKeys(settings.prefix, settings.job_id)
-    async with connected(settings) as etcd:
-        # In pages: a job's store may be large.
-        below = (await read_pages(etcd, keys.below, keys_only=True)).kvs
-        found = [kv for kv in below if keys.owns(kv.key)]
-        others = [kv.key for kv in below if not keys.owns(kv.key)]
-        living = [kv for kv in found if kv.key in keys.nodes and kv.lease_id]
-        if living and not force:
-            raise _living(keys, living)
-        if not found:
-            return 0, others
-        output.confirm(f"Delete {many(len(found), 'key')} of job {settings.job_id!r}?", yes=yes)
-        for txn in inspect_requests.remove_job(keys, [kv.key for kv in found], force=force):
-            if not (await etcd.txn(txn, repeatable=True)).succeeded:
-                again = (await read_pages(etcd, keys.nodes, keys_only=True)).kvs
-                raise _living(keys, again)
-        return len(found), others
-
-
-def _living(keys: JobKeys, living: Sequence[KeyValue]) -> RefusedError:
-    names = display_names([keys.node_id(kv.key) for kv in living])
-    return RefusedError(
-        f"not done: nodes of job {keys.job_id!r} are present ({names}): stop them, or close the "
-        f"job (rdzv-etcd close {keys.job_id}), and wait until they are gone; or add --force"
-    )

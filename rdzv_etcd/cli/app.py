@@ -23,10 +23,10 @@ _NOT_WRITTEN = 74
 
 _COMMANDS = (
     *("status", "watch", "history", "doctor"),
-    *("close", "drain", "evict", "reset", "serve", "demo"),
+    *("close", "drain", "evict", "serve", "demo"),
 )
-"""In the order in which they are listed; each is in the module of its name, but for these:"""
-_MODULES = {"close": "admin", "reset": "admin"}
+"""In the order in which they are listed; each is in the module of its name, but for this one:"""
+_MODULES = {"close": "admin"}
 _CODES = (
     (SettingsError, output.BAD_USAGE),
     (EtcdError, output.CANNOT_ASK),

@@ -1,20 +1,15 @@
-"""Requests of commands that look at jobs from outside, or clear up after them.
+"""Requests of commands that look at jobs from outside.
 
-Each read is of one key, so that no reply grows with a job; each delete is guarded by the absence of
-nodes.
+Each read is of one key, so that no reply grows with a job.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from urllib.parse import unquote
 
 from rdzv_etcd.errors import SettingsError
 from rdzv_etcd.etcd.port import (
-    OPS_PER_TXN,
     Compare,
-    Delete,
-    Op,
     Put,
     Relation,
     Target,
@@ -60,21 +55,3 @@ def may_write(keys: JobKeys) -> Txn:
     key = keys.node("doctor")
     never = Compare(key, Target.VERSION, Relation.LESS, 0)
     return Txn((never,), (Put(key, b""), Put(keys.round, b"")))
-
-
-def remove_job(keys: JobKeys, found: Sequence[bytes], *, force: bool) -> list[Txn]:
-    """Delete a job's keys, of which ``found`` were read; without ``force`` only if no node is
-    there. Keys below the job's root that are no part of it stay."""
-    guards = () if force else (_nobody_there(keys),)
-    ranges = keys.per_round
-    ops: list[Op] = [each.delete() for each in ranges]
-    ops += [
-        Delete(key) for key in found if keys.owns(key) and not any(key in each for each in ranges)
-    ]
-    steps = [ops[at : at + OPS_PER_TXN] for at in range(0, len(ops), OPS_PER_TXN)]
-    return [Txn(guards, tuple(step), (keys.nodes.read(limit=1, keys_only=True),)) for step in steps]
-
-
-def _nobody_there(keys: JobKeys) -> Compare:
-    """No node is there: a presence is on its node's lease, and a foreign key there has none."""
-    return Compare(keys.nodes.start, Target.LEASE, Relation.EQUAL, 0, keys.nodes.end)

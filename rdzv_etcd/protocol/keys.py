@@ -196,19 +196,8 @@ class JobKeys:
 
     @property
     def below(self) -> KeyRange:
-        """All keys below :attr:`root`, be they this job's or not: see :meth:`owns`."""
+        """All keys below :attr:`root`: another job's prefix may be there."""
         return _range(self.root)
-
-    @property
-    def per_round(self) -> tuple[KeyRange, ...]:
-        return (self.audits, *self.rounds())
-
-    def owns(self, key: bytes) -> bool:
-        """Whether a key is one of this job's: another job's prefix may be below :attr:`root`."""
-        if any(key in each for each in self.per_round):
-            return True
-        parts = (self.drains, self.control, self.nodes)
-        return any(key in part and b"/" not in key[len(part.start) :] for part in parts)
 
 
 @dataclass(frozen=True, slots=True)

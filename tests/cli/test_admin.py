@@ -34,17 +34,14 @@ from tests.library.nodes import (
 from tests.support.servers import USER, USER_PASSWORD, EtcdServer
 
 
-@pytest.mark.parametrize("words", [("close",), ("reset",), ("drain", "one"), ("evict", "one")])
+@pytest.mark.parametrize("words", [("close",), ("drain", "one"), ("evict", "one")])
 def test_nothing_is_changed_where_nobody_can_be_asked(
     etcd_server: EtcdServer, job_id: str, act: Run, words: tuple[str, ...]
 ) -> None:
     keys = JobKeys(PREFIX, job_id)
     command, *more = words
-    if command == "reset":
-        etcd_server.gateway.put(keys.audit(1, "run"), b"left")
-    else:
-        plant_round(etcd_server, job_id, ["one~1~a"])
-        plant_node(etcd_server, job_id, "one~1~a")
+    plant_round(etcd_server, job_id, ["one~1~a"])
+    plant_node(etcd_server, job_id, "one~1~a")
     before = etcd_server.keys(keys.root)
     done = act(command, job_id, *more)
     assert (done.code, "--yes" in done.err) == (1, True), done
@@ -53,18 +50,19 @@ def test_nothing_is_changed_where_nobody_can_be_asked(
 
 def test_a_question_on_a_terminal_is_answered_there(etcd_server: EtcdServer, job_id: str) -> None:
     keys = JobKeys(PREFIX, job_id)
-    etcd_server.gateway.put(keys.audit(1, "run"), b"left")
+    plant_round(etcd_server, job_id, ["one~1~a"])
+    before = etcd_server.keys(keys.root)
     for answer, code in ((b"\x03", 130), (b"n\n", 1), (b"y\n", 0)):
-        assert etcd_server.keys(keys.root)
-        with Terminal("reset", job_id, "--endpoint", etcd_server.endpoint) as terminal:
-            terminal.wait_for(r"Delete 1 key of job .*\[y/N\]")
+        assert etcd_server.keys(keys.root) == before
+        with Terminal("close", job_id, "--endpoint", etcd_server.endpoint) as terminal:
+            terminal.wait_for(r"Close job .*\[y/N\]")
             terminal.press(answer)
             if code == 130:
                 terminal.wait_for(r"\^C")
                 terminal.press(b"x\n")  # not an answer; who begins to read now missed the signal
             assert terminal.end(60.0) == code
-    assert "1 key deleted" in terminal.text
-    assert not etcd_server.keys(keys.root)
+    assert "is closed" in terminal.text
+    assert etcd_server.keys(keys.root) != before
 
 
 # --- close ----------------------------------------------------------------------------------------
@@ -117,51 +115,6 @@ def test_all_of_it_works_as_a_user_of_the_prefix_only(
         assert act("drain", job_id, nodes[1].node_id).json["drain"]["fate"] == "asked"
         assert act("close", job_id, "--succeeded").code == 0
         assert all(world.wait_over(60) for world in worlds)
-    assert act("reset", job_id).code == 0
-    assert not auth_etcd.keys(JobKeys(PREFIX, job_id).root)
-
-
-# --- reset ----------------------------------------------------------------------------------------
-
-
-def test_a_job_with_living_nodes_is_not_reset(
-    etcd_server: EtcdServer, job_id: str, act: Run
-) -> None:
-    keys = JobKeys(PREFIX, job_id)
-    with groups(node_settings(etcd_server, job_id, "1"), 1) as nodes:
-        (world,) = join_all(nodes)
-        done = act("reset", job_id, "--yes")
-        assert done.code == 1
-        assert nodes[0].node_id.split("~", maxsplit=1)[0] in done.err
-        assert keys.round in etcd_server.keys(keys.root)
-        forced = act("reset", job_id, "--yes", "--force", "--json")
-        assert (forced.code, forced.json["reset"]["removed"] > 2) == (0, True)
-        assert not world.over  # it lives, and puts back what is its
-    assert act("reset", job_id, "--yes").code == 0
-    assert not etcd_server.keys(keys.root)
-    assert act("reset", job_id, "--yes", "--json").json["reset"]["removed"] == 0
-
-
-def test_only_what_is_a_job_s_own_is_removed(
-    etcd_server: EtcdServer, job_id: str, act: Run
-) -> None:
-    """A team has taken the job's path for its prefix, and one of its jobs is called like a part."""
-    keys = JobKeys(PREFIX, job_id)
-    prefix = keys.root.decode().rstrip("/")
-    own = [keys.node("stranger"), keys.refused, keys.ended, keys.drain("one~1~a")]
-    own += [keys.audit(number, "run") for number in range(200)]  # more than a transaction takes
-    own += [keys.node(f"stray{number}") for number in range(200)]
-    own += [keys.store(3, "run").start + b"k/a/b", keys.barrier(3, "x").start + b"done"]
-    theirs = [JobKeys(prefix, name).round for name in ("team", "store", "ctl", "nodes", "barrier")]
-    for key in (*own, *theirs):
-        etcd_server.gateway.put(key, b"x")
-    done = act("reset", job_id, "--yes", "--json")
-    assert (done.code, done.json["reset"]) == (
-        0,
-        {"job": job_id, "removed": len(own), "left_alone": len(theirs)},
-    )
-    assert "another job's etcd_prefix" in done.err
-    assert sorted(etcd_server.keys(keys.root)) == sorted(theirs)
 
 
 # --- evict ----------------------------------------------------------------------------------------
