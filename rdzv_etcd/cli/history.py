@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, TypeVar
@@ -21,12 +20,11 @@ from rdzv_etcd.cli.jobs import Job, connected, read_job
 from rdzv_etcd.cli.options import JobTarget, common
 from rdzv_etcd.cli.report import first_of, how_it_ended, lost_after, report_on
 from rdzv_etcd.etcd.port import KeyValue
-from rdzv_etcd.names import Names, display_name
+from rdzv_etcd.names import Names
 from rdzv_etcd.node.views import read_pages
 from rdzv_etcd.protocol.describe import lost_and_left
 from rdzv_etcd.protocol.keys import JobKeys
 from rdzv_etcd.settings import Settings
-from rdzv_etcd.text import shown
 from rdzv_etcd.world_change import left, rejoined
 
 T = TypeVar("T")
@@ -35,8 +33,6 @@ _EMPTY: dict[str, Any] = {}
 
 _LONGEST_NOTE = 1 << 20
 _NAMED = 3
-_OFTEN = 5
-"""Of fewer rounds it is not pointed out that most ended in the same way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,16 +59,6 @@ class Note:
     """How long after their end they were declared lost, where that was seen."""
     back_because: Mapping[str, str] = field(default_factory=dict)
     """Why members rejoined, where they gave a reason: how their workers failed."""
-    refused: Refusal | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """A node that could not join."""
-
-    node: str
-    why: str
-    wall_s: float | None
 
 
 @click.command()
@@ -120,8 +106,6 @@ def read_note(kv: KeyValue) -> Note | None:
     were_lost, have_left = lost_and_left(gone)
     latencies = _field(change, "lost_after_s", _EMPTY)
     size = _number(raw, "size")
-    refused = _field(raw, "refused", _EMPTY)
-    node = _field(refused, "node", "")
     return Note(
         int(number),
         _field(raw, "run", ""),
@@ -138,7 +122,6 @@ def read_note(kv: KeyValue) -> Note | None:
         tuple(map(str, _field(change, "waiters", []))),
         {name: after_s for name in latencies if (after_s := _number(latencies, name)) is not None},
         {name: str(why) for name, why in _field(raw, "came_back", _EMPTY).items()},
-        Refusal(node, _field(refused, "why", ""), _number(refused, "wall_s")) if node else None,
     )
 
 
@@ -173,12 +156,6 @@ def _show(job: Job, notes: Sequence[Note]) -> None:
         columns = ("ROUND", "WHEN", "NODES", "FORMED IN", "CLOSED BECAUSE", "LAST TO ARRIVE")
         rows = [_row(note, names) for note in notes]
         output.print_table((*columns, "ENDED THE ROUND BEFORE"), rows)
-    for refusal in dict.fromkeys(note.refused for note in notes if note.refused is not None):
-        at = "" if refusal.wall_s is None else f" at {when(refusal.wall_s, time.time())}"
-        output.print_line(f"{names(refusal.node)} could not join{at}: {shown(refusal.why)}")
-    pattern = what_repeats(notes)
-    if pattern:
-        output.print_line(f"! {pattern}", "yellow")
     if ended:
         output.print_line(ended)
 
@@ -213,27 +190,3 @@ def what_ended(note: Note, names: Names) -> str:
     others = [names(node_id) for node_id in note.back if node_id not in note.back_because]
     parts += [f"{name} joined" for name in others]
     return first_of(parts, _NAMED, "; ") or "-"
-
-
-def what_repeats(notes: Sequence[Note]) -> str:
-    """Point out that most rounds ended in the same way: then there is one cause to look for."""
-    later = [note for note in notes if note.lost or note.left or note.back]
-    if len(later) < _OFTEN:
-        return ""
-    by_return = [note for note in later if note.back and not (note.lost or note.left)]
-    if 2 * len(by_return) > len(later):
-        whys = [why for note in by_return for why in note.back_because.values()]
-        if whys:
-            return (
-                f"most of {len(later)} rounds ended because a member rejoined, the last time "
-                f"because {shown(whys[-1])}"
-            )
-        return (
-            f"most of {len(later)} rounds ended because a node joined: if it was a member before, "
-            "its workers fail; look at their logs"
-        )
-    lost = Counter(display_name(node_id) for note in later for node_id in note.lost)
-    for name, count in lost.most_common(1):
-        if 2 * count > len(later):
-            return f"{name} was lost in most of {len(later)} rounds: look at that host"
-    return ""

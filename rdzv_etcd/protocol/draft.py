@@ -7,7 +7,6 @@ from heapq import nlargest
 from itertools import islice
 
 from rdzv_etcd.protocol.closing import Close
-from rdzv_etcd.protocol.describe import refused_lately
 from rdzv_etcd.protocol.member import Member
 from rdzv_etcd.protocol.model import Change, Control, NodeInfo, Nodes, Round, Ttls
 from rdzv_etcd.protocol.ranks import slices_for
@@ -150,19 +149,9 @@ def audit(
         "last_arrival": last.info.node_id,
         "last_arrival_after_s": round(max(0.0, last.seen_s - opened_s), 3),
         "expelled": list(decision.expelled[:_AUDITED]),
-        "refused": _refused(control, record),
         "came_back": _why_back(decision, change),
         "change": None if change is None else _audited(change, losses(change, nodes, opened_s)),
     }
-
-
-def _refused(control: Control, record: Round) -> dict[str, object] | None:
-    """Return which node could not join lately, and why."""
-    refused = refused_lately(control, record.settings)
-    if refused is None:
-        return None
-    why = shown(refused.why)
-    return {"node": refused.node_id, "why": why, "wall_s": round(refused.wall_s, 3)}
 
 
 def _audited(change: Change, lost_s: Mapping[str, float | None]) -> dict[str, object]:

@@ -60,7 +60,6 @@ def test_before_the_first_round_it_says_what_status_does(
 def test_why_members_came_back_is_told_and_outlives_the_job(
     etcd_server: EtcdServer, job_id: str, act: Run
 ) -> None:
-    """Also that it is the same again and again."""
     why = "worker of rank 1 was killed by SIGSEGV\x1b[2J"
     with groups(node_settings(etcd_server, job_id, "2", ended_ttl=600), 2) as (one, two):
         join_all([one, two])
@@ -74,23 +73,6 @@ def test_why_members_came_back_is_told_and_outlives_the_job(
     assert told["ended"][0]["reason"] == "done"
     out = " ".join(act("history", job_id).out.split())
     assert rejoined("", shown) in out
-    assert (
-        f"! most of 5 rounds ended because a member rejoined, the last time because {shown}" in out
-    )
-
-
-def test_who_was_kept_out_is_named_once(etcd_server: EtcdServer, job_id: str, act: Run) -> None:
-    keys, put = JobKeys(PREFIX, job_id), etcd_server.gateway.put
-    why = "it was started with min_nodes=3, max_nodes=3"
-    refused = {"node": "gpu-7~1~a", "why": why, "wall_s": 1e9}
-    for number, noted in ((1, refused), (2, refused)):
-        audit = {"v": 1, "round": number, "refused": noted}
-        put(keys.audit(number, "run"), json.dumps(audit).encode(), lease(etcd_server))
-    at = when(1e9, time.time())
-    line = f"gpu-7 could not join at {at}: {why}"
-    assert act("history", job_id).out.splitlines().count(line) == 1
-    told = act("history", job_id, "--json").json["history"]["rounds"]
-    assert [each["refused"] for each in told] == [refused] * 2
 
 
 def test_a_time_has_its_date_unless_it_is_today_s() -> None:

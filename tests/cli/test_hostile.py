@@ -36,7 +36,6 @@ def test_names_reasons_and_values_are_shown_as_text(
     audit = {"v": 1, "round": 1, "because": EVIL, "last_arrival": EVIL, "size": 10**400}
     audit |= {"change": {"lost": {EVIL: EVIL}, "waiters": [EVIL, 7]}, "wall_s": "soon"}
     audit |= {"came_back": {EVIL: EVIL, "~": 7}}
-    audit |= {"refused": {"node": EVIL, "why": EVIL, "wall_s": 1e300}}
     put(keys.audit(1, "run"), json.dumps(audit).encode(), stranger)
     put(keys.audit(2, "run"), MEGABYTE.encode(), stranger)
     put(keys.audit(3, "run"), b"[" * 100_000, stranger)

@@ -10,7 +10,6 @@ import pytest
 
 from rdzv_etcd.errors import EtcdRefusedError
 from rdzv_etcd.etcd.port import Get
-from rdzv_etcd.settings import JobSettings
 from rdzv_etcd.world_change import PROCESS_EXITED, rejoined
 from tests.sim.world import TIMING, SimJob, simulate, simulated
 
@@ -78,18 +77,6 @@ def test_it_says_why_a_member_came_back_and_how_one_was_lost(
         simulate(scenario, [1], min_nodes=2, max_nodes=3, peer_links=peer_links)
     told = [rejoined("b", WORKER_FAILED) in record.getMessage() for record in caplog.records]
     assert sum(told) >= 3, "the leader ends the round, and the members have their next world"
-
-
-@simulated(range(3), min_nodes=2, max_nodes=2)
-async def test_it_names_a_node_that_other_settings_kept_out(job: SimJob) -> None:
-    await rounds(job, "ab", 1)
-    stranger = job.start("x", job=JobSettings(3, 3))
-    await job.until(lambda: stranger.error is not None, "it is refused", 20)
-    await one_more(job, "ab", "a")
-    first, second = audits(job)
-    assert first["refused"] is None
-    assert second["refused"]["node"] == stranger.node_id
-    assert second["refused"]["why"] == "it was started with min_nodes=3, max_nodes=3"
 
 
 @simulated(range(8), min_nodes=2, max_nodes=2, history=3)
