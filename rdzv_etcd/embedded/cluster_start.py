@@ -128,6 +128,12 @@ def cluster_endpoints(connection: Connection) -> tuple[Endpoint, ...]:
             f"embed=1 with {len(endpoints)} endpoints ({connection}) survives no more losses than "
             f"with {len(endpoints) - 1}, as etcd needs a majority: name one host, three or five"
         )
+    zoned = next((it.target for it in endpoints if "%" in it.host), None)
+    if zoned is not None and connection.secret is not None:
+        raise SettingsError(
+            f"embed=1: {zoned} has a zone, which is in no certificate: members of a cluster with a "
+            "secret cannot trust each other there; write names, or addresses without a zone"
+        )
     names: dict[tuple[str, int], Endpoint] = {}
     for endpoint in endpoints:
         for address in resolve(endpoint.host):

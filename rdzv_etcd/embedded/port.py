@@ -226,6 +226,11 @@ def certificates_at(connection: Connection, addresses: Iterable[str]) -> Certifi
     or by its name; ``None`` without a secret. Raises :class:`SettingsError`."""
     if connection.secret is None:
         return None
-    named = {endpoint.host for endpoint in connection.endpoints}
-    here = {"localhost", "127.0.0.1", "::1", socket.gethostname()}
-    return make_certificates(connection.secret, named | here | set(addresses))
+    named, here = {endpoint.host for endpoint in connection.endpoints}, socket.gethostname()
+    names = {"localhost", "127.0.0.1", "::1", here, here.partition(".")[0], *named, *addresses}
+    # Of a cluster all know the same names; one host may be named in short or in full.
+    for host in {here, *named} if len(named) == 1 else ():
+        with contextlib.suppress(OSError, UnicodeError):
+            found = socket.getaddrinfo(host, None, flags=socket.AI_CANONNAME)
+            names |= {entry[3] for entry in found if entry[3]}
+    return make_certificates(connection.secret, names)

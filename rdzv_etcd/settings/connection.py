@@ -2,7 +2,7 @@
 
 What may stand behind ``--rdzv-endpoint``:
 
-host                  port 2379
+host                  port 2379; an international name is taken in its xn-- form
 h1:2379,h2:2379       several members of one etcd cluster
 https://h1,https://h2 TLS; one scheme for all
 [2001:db8::1]:2379    an IPv6 address, always in brackets
@@ -12,6 +12,7 @@ https://h1,https://h2 TLS; one scheme for all
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import re
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ from rdzv_etcd.settings.fields import OptionKind, check_numbers, option
 from rdzv_etcd.text import named
 
 DEFAULT_PORT = 2379
+_OPTION = "--rdzv-endpoint"
 
 
 class Scheme(str, Enum):
@@ -146,6 +148,12 @@ class Connection:
             raise SettingsError(
                 "no etcd endpoint was given (--rdzv-endpoint host:2379[,host:2379])"
             )
+        dotted = [it.host for it in self.endpoints if it.host.endswith(".")]
+        if dotted and self.tls is not None:  # RFC 6066, 3
+            raise SettingsError(
+                f"{_OPTION} {dotted[0]!r}: TLS takes no host name with a dot at its end: write "
+                f"{dotted[0].rstrip('.')}"
+            )
         check_numbers(self)
 
     @property
@@ -156,7 +164,6 @@ class Connection:
         return ",".join(f"{self.scheme}://{endpoint.target}" for endpoint in self.endpoints)
 
 
-_OPTION = "--rdzv-endpoint"
 _MISSPELT_SCHEME = re.compile(r"(https?)(?::/?|//)(?!/)(?!\d+$)(.+)", re.IGNORECASE)
 _LINK_LOCAL = ipaddress.IPv6Network("fe80::/10")
 _HOST = re.compile(r"[\w.-]+")
@@ -263,7 +270,10 @@ def _parse_address(entry: str, address: str) -> Endpoint:
             f"as in [2001:db8::1]:{DEFAULT_PORT}"
         )
     host, colon, port = address.partition(":")
-    if not _HOST.fullmatch(host) or host in _UNSET:
+    if not host.isascii():
+        with contextlib.suppress(UnicodeError):
+            host = host.encode("idna").decode()  # as DNS, certificates and gRPC have it
+    if not host.isascii() or not _HOST.fullmatch(host) or host in _UNSET:
         problem = "has no host" if not host else f"has an invalid host, {host!r}"
         raise SettingsError(f"{_OPTION} {entry!r} {problem}{_why(host)}; expected host:port")
     return Endpoint(host, _parse_port(entry, port) if colon else DEFAULT_PORT)

@@ -501,11 +501,12 @@ def test_doctor_finds_a_secret_that_is_not_the_clusters(
         ("h1,h2", "survives no more losses than with 1"),
         ("h1,h2,h3,h4", "three or five"),
         ("127.0.0.1,localhost,192.0.2.1", r"are the same address, 127\.0\.0\.1"),
+        ("h1,h2,[fe80::1%eth0]", r"has a zone, which .*; write names, or addresses without"),
     ],
 )
 def test_lists_that_make_no_cluster_are_refused(endpoints: str, why: str) -> None:
     with pytest.raises(SettingsError, match=why):
-        ensure_etcd(settings(endpoints), dict(os.environ))
+        ensure_etcd(settings(endpoints, secret=SECRET), dict(os.environ))
 
 
 @pytest.fixture

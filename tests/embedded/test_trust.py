@@ -47,7 +47,9 @@ from tests.embedded.agents import (
 )
 from tests.embedded.conftest import Agents, Ensure, Start
 from tests.library.nodes import wait_until
+from tests.support import netns
 from tests.support.gateway import Gateway, GatewayError
+from tests.support.processes import output
 from tests.support.servers import EtcdBinary, EtcdServer
 
 pytestmark = pytest.mark.every_etcd
@@ -212,6 +214,27 @@ def test_one_host_that_differs_counts_as_missing_for_the_others(
     kill(cluster.supervisors[2])
     cluster.start(2)
     cluster.wait_for(ALL)
+
+
+_NAMES = """
+from rdzv_etcd.embedded.port import certificates_at
+from rdzv_etcd.settings import Connection, Endpoint
+from cryptography import x509
+made = certificates_at(Connection((Endpoint("node-a"),), secret="staple-battery-horse"), ())
+found = x509.load_pem_x509_certificate(made.own.encode())
+print(found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value)
+"""
+
+
+def test_a_host_is_trusted_by_its_name_in_full_as_well(tmp_path: Path) -> None:
+    if why_not := netns.why_not():
+        pytest.skip(why_not)
+    hosts = tmp_path / "hosts"
+    hosts.write_text("127.0.0.2 node-a.example node-a\n")
+    within = ("unshare", "-m", "sh", "-c", f'mount --bind {hosts} /etc/hosts && exec "$@"', "-")
+    names = output([*within, sys.executable, "-c", _NAMES], cwd=Path(__file__).parents[2])
+    assert "DNSName(value='node-a')" in names
+    assert "DNSName(value='node-a.example')" in names
 
 
 def test_a_zone_of_an_address_is_in_no_certificate(

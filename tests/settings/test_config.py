@@ -179,6 +179,7 @@ def test_contradictions_name_what_was_typed(pem: Path, tmp_path: Path) -> None:
     refused("ssl_cert_key given without its certificate", protocol="https", ssl_cert_key=pem)
     refused("ssl_cert given, but the connection is plain http", ssl_cert=pem)
     refused("protocol=http contradicts https://", endpoint="https://h1", protocol="http")
+    refused("TLS takes no host name with a dot.*: write h1.a", endpoint="https://h2,h1.a.:1")
     refused("protocol='ftp' must be one of http, https", protocol="ftp")
     refused("lease_ttl is 1 s; etcd's shortest", lease_ttl="1")
     refused("keep_alive_interval × keep_alive_max_attempt is 1 s", keep_alive_interval="0.2")

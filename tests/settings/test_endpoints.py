@@ -38,6 +38,7 @@ from rdzv_etcd.settings.hosts import is_loopback
         ("[fe80::1%25],[fe80::1%2525]", None, [("fe80::1%25", 2379)]),
         ("10.0.0.1:1,10.0.0.1:1", None, [("10.0.0.1", 1)]),
         ("etcd-0.etcd_headless.ns.svc:2379", None, [("etcd-0.etcd_headless.ns.svc", 2379)]),
+        ("bücher.example:1", None, [("xn--bcher-kva.example", 1)]),
     ],
 )
 def test_forms(text: str | None, scheme: str | None, endpoints: list[tuple[str, int]]) -> None:
@@ -50,6 +51,7 @@ def test_forms(text: str | None, scheme: str | None, endpoints: list[tuple[str, 
     ("text", "message"),
     [
         ("http://h1,https://h2", "mixes http and https"),
+        (f"{'ü' * 64}:1", "has an invalid host, 'ü"),
         ("2001:db8::1:2379", r"ambiguous: write an IPv6 address in brackets"),
         ("::1", "ambiguous"),
         ("None", r"invalid host, 'None' \(was a variable not set"),
