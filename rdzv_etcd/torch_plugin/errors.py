@@ -11,8 +11,6 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import TracebackType
-from typing import TypeVar
 
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -39,8 +37,6 @@ from rdzv_etcd.process import how_ended
 from rdzv_etcd.runtime.loop_call import what_interrupted
 from rdzv_etcd.text import shown
 
-E = TypeVar("E", bound=BaseException)
-
 _log = logging.getLogger("rdzv_etcd")
 
 # --- our errors become torch's --------------------------------------------------------------------
@@ -63,13 +59,12 @@ def torch_errors() -> Iterator[None]:
         yield
     except SettingsError as error:
         _log.error("%s", str(error))
-        without_traceback(error)
         raise  # a ValueError, as torch's own handlers raise for bad parameters
     except RdzvEtcdError as error:
         raised = _translated(error)
         if not isinstance(raised, RendezvousGracefulExitError):
             _log.error("%s", str(error))
-        raise without_traceback(raised) from None
+        raise raised from None
 
 
 def _translated(error: RdzvEtcdError) -> RendezvousError:
@@ -85,33 +80,6 @@ def _translated(error: RdzvEtcdError) -> RendezvousError:
 def _is_done_without(error: JobClosedError) -> bool:
     """Whether the job has succeeded without this node."""
     return error.succeeded and not error.was_member and not error.is_refused
-
-
-# --- one line instead of a traceback --------------------------------------------------------------
-
-_MARK = "__rdzv_etcd_one_line__"
-
-
-def without_traceback(error: E) -> E:
-    """Return the error, which Python will print in one line if the program does not catch it.
-
-    Torchrun lets it through, and would print up to 60 lines of torch's frames below the only one
-    that matters. An error that is caught keeps its traceback; at log level DEBUG, and where the
-    program has a ``sys.excepthook`` of its own, it is also printed.
-    """
-    setattr(error, _MARK, True)
-    if sys.excepthook is sys.__excepthook__:
-        sys.excepthook = _print_error
-    return error
-
-
-def _print_error(
-    kind: type[BaseException], error: BaseException, traceback: TracebackType | None
-) -> None:
-    if not getattr(error, _MARK, False) or _log.isEnabledFor(logging.DEBUG):
-        sys.__excepthook__(kind, error, traceback)
-        return
-    print(f"{kind.__module__}.{kind.__qualname__}: {error}", file=sys.stderr)
 
 
 # --- the agent's end becomes the job's ------------------------------------------------------------
