@@ -190,8 +190,7 @@ class JobClosedError(RendezvousFailedError):
 
     ``closed_by`` is the id of the node that closed it, ``reason`` what it gave as its reason;
     ``succeeded`` is whether it was closed because its work was done; ``was_member`` whether
-    this node belonged to the last round; ``is_refused`` whether it was started afterwards, and may
-    not begin a new run (``after_end=refuse``).
+    this node belonged to the last round.
     """
 
     def __init__(
@@ -202,14 +201,12 @@ class JobClosedError(RendezvousFailedError):
         reason: str = "",
         succeeded: bool,
         was_member: bool,
-        is_refused: bool = False,
     ) -> None:
         super().__init__(message)
         self.closed_by = closed_by
         self.reason = reason
         self.succeeded = succeeded
         self.was_member = was_member
-        self.is_refused = is_refused
 
 
 class JoinTimeoutError(RendezvousFailedError):

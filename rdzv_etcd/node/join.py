@@ -399,22 +399,20 @@ class Joining:
         """
         context = self._context
         self._member.met_end = closure
-        after_end, text = context.settings.after_end, closed_text(context, closure)
-        if after_end is AfterEnd.NEW_RUN:
+        text = closed_text(context, closure)
+        if context.settings.after_end is AfterEnd.NEW_RUN:
             context.log.warn(
                 f"{text}. This node had no part in that run and begins a new one, for which "
-                f"it waits for {context.settings.job} (with after_end=refuse or "
+                f"it waits for {context.settings.job} (with "
                 "after_end=finish it would end instead)"
             )
             return
-        if after_end is AfterEnd.FINISH:
-            context.log.warn(f"{text}. There is nothing left to do here (after_end=finish)")
+        context.log.warn(f"{text}. There is nothing left to do here (after_end=finish)")
         raise JobClosedError(
-            f"{text}. This node had no part in that run (after_end={after_end.value}, "
+            f"{text}. This node had no part in that run (after_end=finish, "
             f"for {context.settings.timing.closed_ttl_s} s after its end)",
             closed_by=closure.by,
             reason=closure.reason,
             succeeded=closure.succeeded,
             was_member=False,
-            is_refused=after_end is AfterEnd.REFUSE,
         )

@@ -92,7 +92,6 @@ class AfterEnd(Enum):
     """The values of ``after_end``."""
 
     NEW_RUN = "new-run"
-    REFUSE = "refuse"
     FINISH = "finish"
 
 
@@ -204,8 +203,8 @@ class Settings:
         "after_end",
         OptionKind.TEXT,
         "What a node does that is started after a run of the job has ended. `new-run`: it begins a "
-        "new one, and logs that. `refuse`: it fails, as with etcd-v2, for 60 seconds after the "
-        "end. `finish`: within that time it ends as the run did, with code 0 if that finished.",
+        "new one, and logs that. `finish`: for 60 seconds after the end, it ends as the run did, "
+        "with code 0 if that finished.",
         default=AfterEnd.NEW_RUN,
         shown="`new-run`",
         choices=AfterEnd,

@@ -72,14 +72,9 @@ def _translated(error: RdzvEtcdError) -> RendezvousError:
         (theirs for ours, theirs in _COUNTERPARTS.items() if isinstance(error, ours)),
         RendezvousError,
     )
-    if isinstance(error, JobClosedError) and _is_done_without(error):
+    if isinstance(error, JobClosedError) and error.succeeded and not error.was_member:
         kind = RendezvousGracefulExitError
     return kind(str(error))
-
-
-def _is_done_without(error: JobClosedError) -> bool:
-    """Whether the job has succeeded without this node."""
-    return error.succeeded and not error.was_member and not error.is_refused
 
 
 # --- the agent's end becomes the job's ------------------------------------------------------------

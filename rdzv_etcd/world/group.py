@@ -278,5 +278,5 @@ def is_good_end(error: RendezvousFailedError) -> bool:
     """Whether a loop over the worlds of a job ends without an error: the job is finished, or this
     node was drained."""
     if isinstance(error, JobClosedError):
-        return error.succeeded and not error.is_refused
+        return error.succeeded
     return isinstance(error, DrainedError)

@@ -237,12 +237,11 @@ def test_one_of_other_settings_does_not_end_well_with_a_run_that_it_had_no_part_
 
 
 @pytest.mark.parametrize("succeeded", [True, False])
-@pytest.mark.parametrize("after_end", [AfterEnd.REFUSE, AfterEnd.FINISH])
 @simulated(range(3), min_nodes=1, max_nodes=1)
 async def test_a_node_started_after_the_end_may_be_told_to_end(
-    job: SimJob, after_end: AfterEnd, succeeded: bool
+    job: SimJob, succeeded: bool
 ) -> None:
-    job.settings = replace(job.settings, after_end=after_end)
+    job.settings = replace(job.settings, after_end=AfterEnd.FINISH)
     job.start("a")
     await job.until_works("a")
     await job.end("a", "it is over", succeeded=succeeded)
@@ -250,7 +249,7 @@ async def test_a_node_started_after_the_end_may_be_told_to_end(
     await job.until(lambda: late.error is not None, "it ends", 5)
     assert isinstance(late.error, JobClosedError)
     assert late.error.succeeded == succeeded
-    assert late.error.is_refused == (after_end is AfterEnd.REFUSE)
+    assert not late.error.was_member
     await job.pass_time(TIMING.closed_ttl_s + 2)
     job.start("c")
     await job.until_works("c")

@@ -203,7 +203,7 @@ def test_contradictions_name_what_was_typed(pem: Path, tmp_path: Path) -> None:
         ({"node_unit": "0"}, "node_unit='0' must be a whole number from 1 to 1000000"),
         ({"embed": "maybe"}, "embed='maybe' must be 0 or 1"),
         ({"embed": 2}, "must be 0 or 1"),
-        ({"after_end": "begin"}, "new-run, refuse, finish"),
+        ({"after_end": "begin"}, "new-run, finish"),
         ({"etcd_prefix": " "}, "etcd_prefix is empty"),
         ({"etcd_prefix": "//"}, "etcd_prefix='//' would mix"),
         ({"etcd_prefix": "a\nb"}, "unprintable"),

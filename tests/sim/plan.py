@@ -90,7 +90,6 @@ def _widened(drawn: Plan, rng: random.Random, kinds: tuple[str, ...]) -> Plan:
     }
     later = random.Random(f"kinds of the second draw {rng.random()}")
     values["ended_ttl"] = later.choice([2, 30, 90])
-    after_end = later.choice([AfterEnd.REFUSE, AfterEnd.FINISH])
     drawn_s = {f"{kind}_s": value for kind, value in values.items() if kind in kinds}
     if "lease_ttls" in kinds:  # what the longest one allows is waited for
         drawn_s["lease_ttl_s"] = max(TTLS_S)
@@ -98,7 +97,7 @@ def _widened(drawn: Plan, rng: random.Random, kinds: tuple[str, ...]) -> Plan:
         drawn,
         kinds=kinds,
         timing=replace(drawn.timing, **drawn_s),
-        after_end=after_end if "after_end" in kinds else drawn.after_end,
+        after_end=AfterEnd.FINISH if "after_end" in kinds else drawn.after_end,
     )
 
 

@@ -468,7 +468,7 @@ def begins_all_the_same(_original: Any, self: Any, closure: Any) -> None:
     seeds=range(3),
     min_nodes=2,
     max_nodes=2,
-    after_end=AfterEnd.REFUSE,
+    after_end=AfterEnd.FINISH,
 )
 async def test_a_new_run_in_spite_of_after_end_is_noticed(job: SimJob) -> None:
     job.start_all("ab")

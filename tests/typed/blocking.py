@@ -162,7 +162,7 @@ def told(error: RdzvEtcdError) -> object:
         case WorldOverError():
             return assert_type(error.change, "rdzv_etcd.WorldChange | None")
         case JobClosedError():
-            return assert_type((error.succeeded, error.is_refused), tuple[bool, bool])
+            return assert_type((error.succeeded, error.was_member), tuple[bool, bool])
         case BarrierTimeoutError():
             return error.missing
         case JoinTimeoutError():
