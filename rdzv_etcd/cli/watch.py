@@ -18,10 +18,10 @@ from rich.console import Group, RenderableType
 from rich.live import Live
 
 from rdzv_etcd.cli import output
-from rdzv_etcd.cli.jobs import Job, connected, read_job, watching
+from rdzv_etcd.cli.jobs import connected, read_job, watching
 from rdzv_etcd.cli.options import JobTarget, common
 from rdzv_etcd.cli.output import duration
-from rdzv_etcd.cli.report import leaves, lost_after, report_on
+from rdzv_etcd.cli.report import lost_after, report_on
 from rdzv_etcd.cli.status import render
 from rdzv_etcd.clock import SystemClock
 from rdzv_etcd.errors import EtcdError, StateCorruptError
@@ -111,8 +111,6 @@ class LiveView:
         self._as_json = as_json
         self._is_first = True
         self._problem = ""
-        self._drained: frozenset[str] | None = None
-        """The nodes that were being drained at the last read; ``None`` before the first."""
         self._parts: list[RenderableType] = []
         self._note: RenderableType = ""
         self.formed_s = 0.0
@@ -170,7 +168,6 @@ class LiveView:
             work = read_job(etcd, keys, closely=True)
             job = await SystemClock().wait_for(work, _READ_LIMIT_S)
             self._parts = [*render(report_on(job), "")]
-            self._show_drains(job)
         except TimeoutError:
             problem = f"etcd does not answer within {_READ_LIMIT_S:g} s"
         except (EtcdError, StateCorruptError) as error:
@@ -183,20 +180,6 @@ class LiveView:
             else:
                 self.print_line(text, style="yellow")
         self._draw()
-
-    def _show_drains(self, job: Job) -> None:
-        """Print the nodes that are being drained since the last read, which no event shows."""
-        before, drains = self._drained, job.drains
-        self._drained = frozenset(drains)
-        if before is None and self._live is not None:
-            return  # the table shows it
-        for node_id in sorted(self._drained - (before or frozenset())):
-            if self._as_json:
-                drain = drains[node_id]
-                fields = {"node": node_id, "by": drain.by, "reason": drain.reason}
-                output.show_json("event", {"type": "drain", "wall_s": time.time(), **fields})
-            else:
-                self.print_line(f"{self._names(node_id)} is being drained: {leaves(job, node_id)}")
 
     def _draw(self) -> None:
         if self._live is not None:

@@ -1,12 +1,9 @@
-"""``drain`` asks a node to leave in good order, and waits for it; ``status`` and ``watch`` tell."""
+"""``drain`` asks a node to leave in good order, and waits for it; ``status`` tells."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import re
-import subprocess
-import sys
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -33,7 +30,6 @@ from rdzv_etcd.protocol.requests import say_goodbye
 from rdzv_etcd.settings import JobSettings, Settings
 from rdzv_etcd.testing import Applied, MemoryEtcd
 from rdzv_etcd.world_change import Left
-from tests.cli.terminal import Terminal
 from tests.cli.test_hostile import EVIL, is_harmless
 from tests.cli.tools import LIMIT_S, PREFIX, Run, lease, plant_node, plant_round, run_alone
 from tests.library.nodes import (
@@ -216,29 +212,6 @@ def test_a_member_of_a_large_world_is_known_by_its_slice(
         plant_node(etcd_server, job_id, node_id, settings=settings, arrived_for=arrived_for)
     assert "at its next commit point" in act("drain", job_id, ids[7], "--yes").out
     assert "leaves at once" in act("drain", job_id, "spare", "--yes").out
-
-
-# --- watch ----------------------------------------------------------------------------------------
-
-
-def test_watch_tells_that_a_node_is_asked(etcd_server: EtcdServer, job_id: str, act: Run) -> None:
-    words = ("watch", job_id, "--endpoint", etcd_server.endpoint)
-    settings = node_settings(etcd_server, job_id, "1", lease_ttl=LONG_S)
-    with groups(settings, 1) as (node,), Terminal(*words) as terminal:
-        join_all([node])
-        terminal.wait_for("WORKS")
-        command = [sys.executable, "-m", "rdzv_etcd", *words, "--json"]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-            assert process.stdout is not None
-            assert json.loads(process.stdout.readline())["event"]["type"] == "snapshot"
-            assert act("drain", job_id, node.node_id, "--yes", "--reason=why not").code == 0
-            event = json.loads(process.stdout.readline())["event"]
-            process.kill()
-        assert event.pop("wall_s") > 0
-        told = {"node": node.node_id, "by": operator(), "reason": "why not"}
-        assert event == {"type": "drain", **told}
-        why = re.escape(f"drained by {operator()}: why not")
-        terminal.wait_for(rf"\d\d:\d\d:\d\d  .* is being drained: {why}")
 
 
 # --- what is decided ------------------------------------------------------------------------------
