@@ -18,6 +18,7 @@ from rdzv_etcd.cli import as_utf8
 from rdzv_etcd.errors import SettingsError
 from rdzv_etcd.settings import DEFAULT_JOB_ID, Settings, settings_from_config
 from rdzv_etcd.settings.options import NAMES
+from rdzv_etcd.settings.parse import LOGIN
 
 _REQUEST_LIMIT_S = 10.0
 _OF_ONE_NODE = ("rank_key", "orphans", "after_end")
@@ -68,7 +69,7 @@ class JobTarget:
             max_nodes=most,
             local_addr=None,
             config=config,
-            environ={name: os.environ[name] for name in _LOGIN if name in os.environ},
+            environ={name: os.environ[name] for name in LOGIN if name in os.environ},
         )
         connection = settings.connection
         connection = replace(
@@ -84,9 +85,6 @@ class JobTarget:
         if not job:
             raise SettingsError("name a job: as an argument, with --rdzv-id or in PET_RDZV_ID")
         return job
-
-
-_LOGIN = ("RDZV_ETCD_USER", "RDZV_ETCD_PASSWORD", "RDZV_ETCD_EMBED_SECRET")
 
 
 def common(command: Callable[..., int]) -> Callable[..., int]:

@@ -199,9 +199,10 @@ class SeatKeeper:
         self._trouble = ""
 
     def look(self) -> None:
-        """Start a supervisor that has ended, and log what has changed. Blocks for seconds."""
+        """Start supervisors that do not run, and log what has changed. Blocks for seconds."""
         try:
-            self._find_own()
+            if not self._own and time.monotonic() < self._names_until_s:
+                self._own = _own_seats(self._endpoints)
             for seat in self._own:
                 self._keep(seat)
             if self._own:
@@ -212,29 +213,16 @@ class SeatKeeper:
                 self._trouble = str(error)
                 log.warning("%s", error)
 
-    def _find_own(self) -> None:
-        """Start a seat whose name leads to this machine only now, as that of a new pod does."""
-        if self._own or time.monotonic() > self._names_until_s:
-            return
-        self._own = _own_seats(self._endpoints)
-        for seat in self._own:
-            self._start(seat)
-
     def _keep(self, seat: int) -> None:
-        if is_locked(self._endpoints[seat].target):
+        """One has ended, or its name leads to this machine only now, as that of a new pod does."""
+        endpoints, deadline_s = self._endpoints, time.monotonic() + _RESTART_LIMIT_S
+        if is_locked(endpoints[seat].target):
             return
-        if self._start(seat):
+        if start_seat(self._settings, self._environ, endpoints, seat, deadline_s) is not None:
             log.warning(
-                "the supervisor of the embedded cluster's member on %s had ended: another one was "
-                "started",
-                self._endpoints[seat].target,
+                "no supervisor of the embedded cluster's member on %s ran: one was started",
+                endpoints[seat].target,
             )
-
-    def _start(self, seat: int) -> bool:
-        """Return whether a supervisor was started, and not by another process meanwhile."""
-        deadline_s = time.monotonic() + _RESTART_LIMIT_S
-        started = start_seat(self._settings, self._environ, self._endpoints, seat, deadline_s)
-        return started is not None
 
     def _log_change(self, state: ClusterState) -> None:
         seen = state.members, set(state.refused)

@@ -32,6 +32,7 @@ STALE_AFTER_S = 600.0
 """A lease that no node has renewed for so long keeps no etcd, unless nodes' last as long."""
 _START_GRACE_S = 30.0
 """What the first node has at least between the start and its first lease."""
+_LOOK_EVERY_MS = 500
 # -I and -S: no site packages, no PYTHON* variables; it needs this package and the standard library.
 _SUPERVISOR = (
     "import sys; sys.path.append(sys.argv.pop(1)); "
@@ -43,7 +44,6 @@ _SUPERVISOR = (
 class StartedEtcd:
     """The etcd that this call started; it runs on when this process ends."""
 
-    binary: Path
     supervisor_pid: int
     """SIGTERM to it ends etcd and removes its data."""
 
@@ -68,6 +68,7 @@ def launch(
     endpoint = connection.endpoints[0]
     if cluster is not None:
         endpoint = Endpoint(cluster.places[cluster.seat].host, cluster.places[cluster.seat].port)
+    name = str(endpoint.port) if cluster is None else endpoint.target
     read_fd, write_fd = os.pipe()
     order = Order(
         Plan(
@@ -76,7 +77,7 @@ def launch(
             f"{connection.scheme}://{endpoint.target}",
             certificates_at(connection, addresses),
         ),
-        port=endpoint.port,
+        name,
         grace_s=grace_s,
         start_grace_s=max(grace_s, _START_GRACE_S),
         stale_after_s=max(stale_after_s, settings.timing.lease_ttl_s),
@@ -84,8 +85,7 @@ def launch(
         cluster=cluster,
     )
     command = [sys.executable, "-I", "-S", "-c", _SUPERVISOR, str(Path(__file__).parents[2])]
-    # For people who look at a list of processes.
-    command.append(str(endpoint.port) if cluster is None else endpoint.target)
+    command.append(name)  # for people who look at a list of processes
     with os.fdopen(read_fd, "rb") as status:
         try:
             subprocess.run(
@@ -110,29 +110,17 @@ def launch(
             f"the embedded etcd did not start at {endpoint.target}: {report['detail']}"
         )
     is_ours = report["outcome"] == "started"
-    return StartedEtcd(binary.path, int(report["detail"])) if is_ours else None
+    return StartedEtcd(int(report["detail"])) if is_ours else None
 
 
 def _line(status: IO[bytes], binary: Binary, deadline: float) -> bytes:
     """Wait for the report; log now and then that it takes long."""
     waiter = select.poll()
     waiter.register(status, select.POLLIN)
-    began, lines = time.monotonic(), LineTimes()
-    while not waiter.poll(1000 * max(0.0, min(began + lines.next_s, deadline) - time.monotonic())):
-        now = time.monotonic()
-        if now >= deadline:
-            raise EmbeddedEtcdError(
-                f"the embedded etcd that was started ({binary.path}) did not answer in time"
-            )
-        if lines.is_due(now - began):
-            log.warning(
-                "waiting %.0f s (of %.0f) for the embedded etcd that this node has started (%s); "
-                "if it never comes up, name another in %s",
-                now - began,
-                deadline - began,
-                binary.path,
-                BINARY_VARIABLE,
-            )
+    limit_s = deadline - time.monotonic()
+    wait = Wait("embedded etcd that this node has started", str(binary.path), limit_s)
+    while not waiter.poll(_LOOK_EVERY_MS):
+        wait.note(lambda: f"if it never comes up, name another in {BINARY_VARIABLE}")
     line = status.readline()
     if not line:
         raise EmbeddedEtcdError(

@@ -14,16 +14,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rdzv_etcd.settings.parse import LOGIN, NODE_ID_VARIABLE
+
 _STOP = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 UNBLOCKED = _STOP | {signal.SIGCHLD}
 """Blocked in the supervisor, which waits for them; not so in its child."""
 _LOCK = "rdzv-etcd-embedded-"
-_NOT_FOR_ETCD = (
-    "RDZV_ETCD_USER",
-    "RDZV_ETCD_PASSWORD",
-    "RDZV_ETCD_EMBED_SECRET",
-    "RDZV_ETCD_NODE_ID",
-)
+_NOT_FOR_ETCD = (*LOGIN, NODE_ID_VARIABLE)
 """Secrets, and what a guard knows an agent's workers by: etcd is none of them."""
 
 

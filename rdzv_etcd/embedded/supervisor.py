@@ -40,7 +40,8 @@ class Order:
     list of processes."""
 
     plan: Plan
-    port: int
+    name: str
+    """What its lock is for: see :func:`take_lock`."""
     grace_s: float
     """How long etcd is kept after its last use."""
     start_grace_s: float
@@ -107,13 +108,12 @@ def main() -> int:
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_BLOCK, UNBLOCKED)
     try:
-        cluster = order.cluster
-        held = take_lock(order.port if cluster is None else cluster.places[cluster.seat].name)
+        held = take_lock(order.name)
     except OSError:
         _report(order.status_fd, "taken", "another node of this machine is starting it")
         return 0
     with held:
-        return _serve(order) if cluster is None else _keep_seat(order, cluster)
+        return _serve(order) if order.cluster is None else _keep_seat(order, order.cluster)
 
 
 def _serve(order: Order) -> int:

@@ -364,7 +364,7 @@ def test_a_supervisor_that_ended_is_started_again_by_a_node_of_its_host(
     cluster.lose(1)
     keeper.look()
     cluster.find()
-    assert "the supervisor of the embedded cluster's member on" in caplog.text
+    assert "no supervisor of the embedded cluster's member on" in caplog.text
     cluster.wait_for(ALL)
 
 
