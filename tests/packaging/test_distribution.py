@@ -135,7 +135,7 @@ def test_the_extra_for_benchmarks_is_all_that_they_import(built: Built) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", ["embedded", "cli", "plot", "metrics", "examples"])
+@pytest.mark.parametrize("part", ["embedded", "cli", "metrics", "examples"])
 def test_the_extra_for_tests_brings_every_part_of_the_product(built: Built, part: str) -> None:
     """`pip install -e '.[test]' && pytest tests/cli` needs nothing else."""
     assert _closure(built.metadata, part) <= _closure(built.metadata, "test")

@@ -130,12 +130,6 @@ class PeerSwitch:
                     link.end(end)
         self._check_links()
 
-    def end_links_to(self, peer: MemoryPeer) -> None:
-        """A process closes the links over which it is watched."""
-        for link in tuple(self._links):
-            if link.to == peer.place and not self._is_mute(link):
-                link.end(LinkEnd.CLOSED)
-
     def _check_links(self) -> None:
         """Let links fall silent over which nothing can be heard, if that is so for long enough."""
         if not self.silence_s:
