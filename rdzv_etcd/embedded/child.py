@@ -21,8 +21,9 @@ import socket
 import tempfile
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -118,7 +119,8 @@ class EtcdProcess:
                 self._log,
                 cwd=self._folder,
                 env=_environment(),
-                preexec_fn=self._tie_to_parent,  # takes no lock that a look-up's thread may hold
+                # Takes no lock that a look-up's thread may hold.
+                preexec_fn=partial(tie_to_parent, self._prctl, os.getpid()),
             )
         except OSError as error:
             raise StartError(f"{self._plan.binary} cannot be run: {error}") from error
@@ -188,10 +190,6 @@ class EtcdProcess:
                 command += [f"--{peer}cert-file", _OWN, f"--{peer}key-file", _OWN]
         return [*command, "--logger", "zap", "--log-level", "warn"]
 
-    def _tie_to_parent(self) -> None:
-        self._prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, UNBLOCKED)
-
     # -- requests ---------------------------------------------------------------------------------
 
     def _healthy(self) -> bool:
@@ -210,6 +208,14 @@ class EtcdProcess:
         finally:
             connection.close()
         return reply if isinstance(reply, dict) else None
+
+
+def tie_to_parent(prctl: Callable[..., object], parent: int) -> None:
+    """Let this process, which that one has just forked, end with it."""
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it was killed between the two
+        os._exit(1)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, UNBLOCKED)
 
 
 def lease_age_s(reply: Mapping[str, Any]) -> int | None:

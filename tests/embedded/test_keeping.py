@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import textwrap
 import time
 from pathlib import Path
 
 import psutil
+import pytest
 
 from rdzv_etcd.embedded.binary import Binary
 from rdzv_etcd.embedded.child import lease_age_s
@@ -52,3 +56,17 @@ def test_a_lease_is_as_old_as_its_last_renewal(etcd_server: EtcdServer) -> None:
     wait_until("it is young again", lambda: renewed_age_s() <= 1)
     gateway.revoke(int(lease))
     assert lease_age_s(gateway.call("/v3/lease/timetolive", {"ID": lease})) is None
+
+
+@pytest.mark.parametrize(("parent", "said"), [("os.getppid()", "it runs\n"), ("os.getpid()", "")])
+def test_an_etcd_does_not_begin_once_its_supervisor_is_gone(parent: str, said: str) -> None:
+    """Killed between the fork and the tie to it, it once left an etcd that nothing ended."""
+    program = f"""
+        import ctypes, os
+        from rdzv_etcd.embedded.child import tie_to_parent
+        tie_to_parent(ctypes.CDLL(None).prctl, {parent})
+        print("it runs")
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    done = subprocess.run(command, check=False, stdout=subprocess.PIPE, text=True, timeout=LIMIT_S)
+    assert (done.stdout, done.returncode) == (said, 0 if said else 1)
