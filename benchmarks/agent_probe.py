@@ -6,6 +6,7 @@ Imports nothing that it measures at module level.
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 import time
 from dataclasses import dataclass
@@ -54,6 +55,8 @@ class AgentProbe:
     nodes: int
     poll_s: float
     idle_s: float
+    embeds: str | None
+    """The etcd that it starts, if it is to."""
     index: int
     handler: Any = None
 
@@ -71,6 +74,9 @@ class AgentProbe:
         config: dict[str, str] = {"timeout": "900"}
         if self.backend == "c10d":
             config["is_host"] = "true" if self.index == 0 else "false"
+        if self.embeds is not None:
+            os.environ["RDZV_ETCD_BINARY"] = self.embeds
+            config |= {"embed": "1", "embed_grace": "5"}
         begin_s = time.perf_counter()
         self.handler = registry.get_rendezvous_handler(
             rendezvous.RendezvousParameters(

@@ -192,8 +192,11 @@ def draw_agent(document: Document) -> Figure:
         "MB of resident memory beyond torchrun's own imports, after each stage of an agent's life.",
         3.4,
     )
-    memory = _memory(document)
-    memory.pop("none", None)  # that is where the bars begin
+    memory = {
+        backend: added
+        for backend, added in _memory(document).items()
+        if backend != "none" and not backend.startswith(EMBEDDED)
+    }  # "none" is where the bars begin; an agent that starts an etcd is no larger
     stages = [stage for stage in _STAGES if any(stage in added for added in memory.values())]
     width = 0.84 / max(1, len(memory))
     for place, (backend, added) in enumerate(memory.items()):

@@ -27,7 +27,7 @@ from benchmarks import (
     store,
 )
 from benchmarks.drawing import save
-from benchmarks.jobs import IN_PROCESS, OWN_STORE
+from benchmarks.jobs import EMBEDDED, IN_PROCESS, OWN_STORE
 
 NAME = "report"
 BEGIN, END = "<!-- benchmarks:begin -->", "<!-- benchmarks:end -->"
@@ -331,17 +331,23 @@ def _store(document: dict[str, Any]) -> str:
 
 
 def _agent(document: dict[str, Any]) -> str:
-    names = ("rss_mb", "threads", "idle_cpu_percent", "idle_writes")
+    names = ("rss_mb", "threads", "idle_cpu_percent", "idle_writes", *agent.MEMBER)
+    titles = {
+        "none": "no backend",
+        agent.ALONE: "`etcd3`, `embed=1`, one host",
+        EMBEDDED: "`etcd3`, `embed=1`, three hosts",
+    }
     rows = [
         [
-            "no backend" if backend == "none" else f"`{backend}`",
+            titles.get(backend, f"`{backend}`"),
             results.seconds(row["import_s"] + row["handler_s"]),
-            *(results.number(row[name]) for name in names),
+            *(results.number(row.get(name)) for name in names),
         ]
         for backend, row in agent.summarize(document).items()
     ]
     header = ["above torchrun's own imports", "import and set-up", "MB", "threads"]
     header += ["CPU % idle", "etcd writes per node and minute, idle"]
+    header += ["each embedded etcd, idle: CPU % with its supervisor", "MB", "its supervisor's MB"]
     workers = agent.summarize_workers(document)
     loaded = ", ".join(f"`{name}`" for name in workers[True]["modules"]) or "nothing"
     more_mb = workers[True]["rss_mb"] - workers[False]["rss_mb"]

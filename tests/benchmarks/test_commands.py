@@ -56,11 +56,17 @@ def test_latency(tmp_path: Path) -> None:
 @pytest.mark.release
 def test_agent(tmp_path: Path) -> None:
     document = run(
-        tmp_path, "agent", "--nodes=1", "--repeat=1", "--idle=0.5", "--backends=etcd3,none"
+        tmp_path,
+        "agent",
+        "--nodes=1",
+        "--repeat=1",
+        "--idle=0.5",
+        "--backends=etcd3,etcd3 embedded,none",
     )
     assert failures(document) == []
     agents = [sample for sample in document["results"] if sample["what"] == "agent"]
-    assert [sample["backend"] for sample in agents] == ["etcd3", "none"]
+    assert [sample["backend"] for sample in agents] == ["etcd3", "etcd3 embedded", "none"]
+    assert len(agents[1]["members"]) == 3
     workers = [sample for sample in document["results"] if sample["what"] == "worker"]
     with_plugin = next(worker for worker in workers if worker["with_plugin"])
     assert with_plugin["modules"] == ["rdzv_etcd", "rdzv_etcd.torch_plugin"]
