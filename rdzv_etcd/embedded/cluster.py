@@ -215,7 +215,7 @@ class SeatSupervisor:
             try:
                 while await self._join(decision.cluster):
                     pass  # at once: between two steps a loss may cost the majority
-            except (OSError, ValueError, LookupError) as error:  # it is tried again
+            except (OSError, ValueError, LookupError, TypeError) as error:  # it is tried again
                 self._trouble = f"its etcd is not in the cluster yet: {error}"
 
     def _found(self, decision: Decision) -> None:
@@ -231,7 +231,7 @@ class SeatSupervisor:
     async def _join(self, cluster: str) -> bool:
         """Take one step towards a voter of our own; return whether another one may follow at once.
 
-        Raises OSError, ValueError, LookupError.
+        Raises OSError, ValueError, LookupError, TypeError.
         """
         cluster = cluster if self._own.member is None else self._own.member.cluster
         members = [

@@ -466,6 +466,26 @@ def test_what_others_tell_a_supervisor_cannot_end_it(cluster: Cluster, life: str
     assert cluster.state().answers[0].heard == ()
 
 
+@pytest.mark.parametrize("cluster", [None], indirect=True)
+def test_what_an_etcd_answers_cannot_end_a_supervisor(cluster: Cluster) -> None:
+    cluster.start(0)
+    hosts = [f"{address}:{cluster.port}" for address in cluster.addresses]
+    member = {"cluster": "c", "founders": [], "votes": True, "has_leader": True}
+    line = json.dumps({"hosts": hosts, "report": {**_SEATS[1], "member": member}, "unused_s": 0.0})
+    with (
+        socket.create_server((cluster.addresses[1], cluster.port)) as etcd,
+        socket.create_connection((cluster.addresses[0], cluster.port + 2)) as client,
+    ):
+        client.sendall(f"{line}\n".encode())
+        etcd.settimeout(LIMIT_S)
+        for _ in range(2):  # a read, and then the list
+            with etcd.accept()[0] as asked:
+                asked.recv(4096)
+                asked.sendall(b'HTTP/1.0 200 OK\r\n\r\n{"members": 1}')
+        why = "its etcd is not in the cluster yet"
+        wait_until("it says why", lambda: why in cluster.state().answers[0].trouble)
+
+
 @pytest.mark.parametrize(
     ("cluster", "ours", "why", "hint"),
     [
