@@ -44,7 +44,6 @@ from rdzv_etcd.trust import (
 log = logging.getLogger(__name__)
 
 _ASK_LIMIT_S = 1.0
-_PAUSE_S = 0.1
 _RETRY_START_S = 5.0
 _RESTART_LIMIT_S = 30.0
 _NAMES_LIMIT_S = 300.0
@@ -285,8 +284,7 @@ def ensure_cluster(settings: Settings, environ: Mapping[str, str]) -> StartedEtc
             if state.refused:
                 log.warning("%s", state)
             return started
-        wait.note(partial(str, stranger or state.why_missing()))
-        time.sleep(_PAUSE_S)  # there is no process yet that could announce the start
+        wait.pause(partial(str, stranger or state.why_missing()))
 
 
 def start_seat(

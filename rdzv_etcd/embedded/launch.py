@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import random
 import select
 import subprocess
 import sys
@@ -33,6 +34,7 @@ STALE_AFTER_S = 600.0
 _START_GRACE_S = 30.0
 """What the first node has at least between the start and its first lease."""
 _LOOK_EVERY_MS = 500
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
 # -I and -S: no site packages, no PYTHON* variables; it needs this package and the standard library.
 _SUPERVISOR = (
     "import sys; sys.path.append(sys.argv.pop(1)); "
@@ -147,6 +149,7 @@ class Wait:
     def __init__(self, what: str, where: str, limit_s: float) -> None:
         self._what, self._where, self._limit_s = what, where, limit_s
         self._began_s, self._lines = time.monotonic(), LineTimes()
+        self._is_first = True
         self.deadline_s = self._began_s + limit_s
 
     def note(self, why: Callable[[], str]) -> None:
@@ -165,3 +168,18 @@ class Wait:
                 self._where,
                 why(),
             )
+
+    def pause(self, why: Callable[[], str]) -> None:
+        """The same, and block until it is worth while to look again: there may be no process yet
+        that could announce the start.
+
+        That is about a tenth of the wait so far, and drawn: thousands of nodes may ask those for
+        which they wait.
+        """
+        if self._is_first:
+            self._is_first = False
+            log.info("waiting up to %g s for the %s at %s", self._limit_s, self._what, self._where)
+        self.note(why)
+        tenth_s = (time.monotonic() - self._began_s) / 10
+        longest_s = min(max(_FIRST_PAUSE_S, tenth_s), _LONGEST_PAUSE_S)
+        time.sleep(random.uniform(longest_s / 2, longest_s))

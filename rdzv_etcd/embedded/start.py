@@ -33,7 +33,6 @@ from rdzv_etcd.trust import GIVE_ALL
 
 log = logging.getLogger(__name__)
 
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
 _PROBE_TIMEOUT_S = 2.0
 _RETRY_START_S = 5.0
 
@@ -80,7 +79,7 @@ def check_embeddable(connection: Connection) -> None:
 def _ensure_one(settings: Settings, environ: Mapping[str, str]) -> StartedEtcd | None:
     (endpoint,), where = settings.connection.endpoints, str(settings.connection)
     wait = Wait("etcd", where, settings.timing.join_timeout_s)
-    silent_since_s, next_start_s, pause_s = None, 0.0, _FIRST_PAUSE_S
+    silent_since_s, next_start_s = None, 0.0
     while True:
         found = probe(endpoint, _PROBE_TIMEOUT_S, settings.connection.secret)
         now_s = time.monotonic()
@@ -105,16 +104,7 @@ def _ensure_one(settings: Settings, environ: Mapping[str, str]) -> StartedEtcd |
                 started = _start(settings, addresses, environ, wait.deadline_s)
                 if started is not None:
                     return started
-        if pause_s == _FIRST_PAUSE_S:
-            log.info(
-                "waiting up to %g s for the etcd at %s, which a node on the machine %s starts",
-                settings.timing.join_timeout_s,
-                where,
-                endpoint.host,
-            )
-        wait.note(partial(_why_none_answers, endpoint, found))
-        time.sleep(pause_s)  # there is no process yet that could announce the start
-        pause_s = min(_LONGEST_PAUSE_S, pause_s * 1.5)
+        wait.pause(partial(_why_none_answers, endpoint, found))
 
 
 def _start(
