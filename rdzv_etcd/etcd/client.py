@@ -57,17 +57,21 @@ class EtcdClient:
         clock: Clock | None = None,
         *,
         near: Collection[Endpoint] = (),
+        readable: bytes | None = None,
         failback_after_s: float = FAILBACK_AFTER_S,
     ) -> None:
-        """``near``: endpoints on this machine, which are preferred. ``failback_after_s``: about how
-        long after its failure the preferred endpoint is tried again, in the background."""
+        """``near``: endpoints on this machine, which are preferred. ``readable``: a key that the
+        user may read, as a read that is denied does not show whether etcd has another leader.
+        ``failback_after_s``: about how long after its failure the preferred endpoint is tried
+        again, in the background."""
         require_free()
         _require_private(connection)
         clock = SystemClock() if clock is None else clock
         refuse_after_fork()
         self._connection = connection
         self._rpc = messages.load()
-        probe = ("Range", messages.range_request(_ANY_READ))
+        read = _ANY_READ if readable is None else port.Get(readable, count_only=True)
+        probe = ("Range", messages.range_request(read))
         self._failover = Failover(
             _servers(connection, near, clock),
             Authenticator(connection.credentials, clock),

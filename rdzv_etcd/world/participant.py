@@ -87,7 +87,8 @@ async def open_etcd(
         return await made if isinstance(made, Awaitable) else made
     from rdzv_etcd.etcd.client import EtcdClient  # noqa: PLC0415 - grpc is loaded only here
 
-    return EtcdClient(settings.connection, near=near)
+    readable = JobKeys(settings.prefix, settings.job_id).round
+    return EtcdClient(settings.connection, near=near, readable=readable)
 
 
 class Participant(Lifecycle):

@@ -14,11 +14,12 @@ from rdzv_etcd.etcd import retry
 from rdzv_etcd.etcd.channel import LeaderChangedError, Server
 from rdzv_etcd.etcd.port import Get
 from rdzv_etcd.etcd.retry import Failover
+from rdzv_etcd.settings.connection import Credentials
 from tests.etcd.test_watch import names
 from tests.etcd.tools import END, PREFIX, client_of, in_background, put
 from tests.library.nodes import wait_until
 from tests.support.hung_disk import REAL_FSYNC, connected_to, hung_disk
-from tests.support.servers import EtcdCluster, EtcdServer
+from tests.support.servers import USER, USER_PASSWORD, EtcdCluster, EtcdServer
 
 
 @pytest.fixture
@@ -57,14 +58,18 @@ async def test_a_client_leaves_a_member_whose_disk_hangs_as_a_whole(
             )
 
 
-@pytest.mark.parametrize("quiet", [False, True])
+@pytest.mark.parametrize("case", ["others write", "it is quiet", "its user has a role"])
 @pytest.mark.every_etcd
 async def test_what_a_lost_leader_of_etcd_was_asked_the_next_one_is_asked(
-    members: list[EtcdServer], monkeypatch: pytest.MonkeyPatch, *, quiet: bool
+    members: list[EtcdServer], monkeypatch: pytest.MonkeyPatch, case: str
 ) -> None:
     """As soon as an answer shows that there is another one: etcd itself says it after 7 s. A node
     that has no other answer to come asks for one."""
     home, other, etcd_leader = members
+    user: dict[str, Any] = {}
+    if case == "its user has a role":
+        await in_background(home.enable_auth)
+        user = {"credentials": Credentials(USER, USER_PASSWORD), "readable": PREFIX}
     failures: list[BaseException] = []
     failed = Failover.failed
 
@@ -74,7 +79,7 @@ async def test_what_a_lost_leader_of_etcd_was_asked_the_next_one_is_asked(
 
     patient = replace(retry.REPEATABLE_WRITE, shared_limit_s=60.0)
     monkeypatch.setattr(retry, "REPEATABLE_WRITE", patient)
-    async with client_of(home, other) as client, client_of(other) as another:
+    async with client_of(home, other, **user) as client, client_of(other, **user) as another:
         client.watch_health.check_every(3600.0)
         watch = client.watch(PREFIX, END, start_revision=0)
         await watch.ready()
@@ -84,7 +89,7 @@ async def test_what_a_lost_leader_of_etcd_was_asked_the_next_one_is_asked(
         try:
             writing = asyncio.ensure_future(client.txn(put(b"lost"), repeatable=True))
             await another.get(Get(PREFIX, END))  # the next leader answers
-            if not quiet:
+            if case == "others write":
                 await another.txn(put(b"after"), repeatable=True)
             assert (await writing).succeeded
         finally:

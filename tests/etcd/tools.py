@@ -65,13 +65,16 @@ def connection(
 async def client_of(
     *servers: EtcdServer | Endpoint,
     near: int | None = None,
+    readable: bytes | None = None,
     failback_after_s: float = FAILBACK_AFTER_S,
     **options: Any,
 ) -> AsyncIterator[EtcdClient]:
     """A client of the servers, in this order, but ``near`` first; closed at the end."""
     way = connection(*servers, **options)
     here = () if near is None else (way.endpoints[near],)
-    client = EtcdClient(way, InOrder(), near=here, failback_after_s=failback_after_s)
+    client = EtcdClient(
+        way, InOrder(), near=here, readable=readable, failback_after_s=failback_after_s
+    )
     try:
         yield client
     finally:
