@@ -275,7 +275,7 @@ class Collective:
         """Give, and return whether the turn is done; ``False``: try again."""
         clock, wakeup, doubt = self._context.clock, self._context.wakeup, self._doubt()
         is_known = not self._record or self._sure == doubt
-        seen = await (self._put(turn) if is_known else self._put_all())
+        seen = await (self._put(turn) if is_known else self._put_all(turn))
         if seen is None:  # because of a change that this node will see soon
             await wakeup.wait(clock.now_s() + RETRY_S, when=lambda: self._doubt() != doubt)
             return False
@@ -370,22 +370,21 @@ class Collective:
     async def put_right(self) -> None:
         """Put again what etcd lost of this member's values and announcements. Raises EtcdError."""
         async with self._lock:
-            doubt = self._doubt()
+            doubt, turn = self._doubt(), self._passed + 1  # a call may begin the next one meanwhile
             with suppress(StateCorruptError):  # a call raises it
-                seen, turn = await self._put_all(), self._passed + 1
+                seen = await self._put_all(turn)
                 if seen is None:
                     return
                 if turn in self._given:  # this may be what the others wait for
                     await self._is_done(turn, seen)
             self._sure = doubt
 
-    async def _put_all(self) -> Seen | None:
-        """Put the values that etcd lost; return what is there of the next turn, ``None`` as
+    async def _put_all(self, turn: int) -> Seen | None:
+        """Put the values that etcd lost; return what is there of ``turn``, ``None`` as
         :meth:`_put`.
 
         One request per value: two may be too large.
         """
-        turn = self._passed + 1
         seen = await self._look(turn)
         if not self._is_open():
             return None
