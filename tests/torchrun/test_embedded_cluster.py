@@ -11,7 +11,7 @@ import subprocess
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -90,8 +90,10 @@ class Site:
     def etcd(self, number: int) -> list[psutil.Process]:
         """The member of a host, and what keeps it."""
         there = self.hosts[number].processes()
-        etcds = [process for process in there if process.name() == "etcd"]
-        return [*etcds, *(parent for etcd in etcds if (parent := etcd.parent()) is not None)]
+        with suppress(psutil.NoSuchProcess):  # it is just ending
+            etcds = [process for process in there if process.name() == "etcd"]
+            return [*etcds, *(parent for etcd in etcds if (parent := etcd.parent()) is not None)]
+        return []
 
     def wait_for_members(self, members: set[int]) -> None:
         """Until the hosts that are there agree."""
@@ -239,8 +241,11 @@ def test_a_host_is_lost_while_the_job_ends(site: Site, silently: bool) -> None:
     site.hosts[2].heal()
     last = start(2, "h2-back")
     training.wait_for_world(last)
-    wait_until("it has gone", lambda: not supervisor.is_running())
-    site.wait_for_members(ALL)  # its agent has started another one
+    wait_until(
+        "its agent has started another one",
+        lambda: (there := site.etcd(1)) and supervisor not in there,
+    )
+    site.wait_for_members(ALL)
 
     last.may_end = True
     training.own_stop_file("h2-back").touch()
