@@ -162,13 +162,14 @@ def cluster_state(connection: Connection, *, waits: bool = False) -> ClusterStat
 
 
 def _check_agreement(state: ClusterState, own: Iterable[int]) -> None:
-    """Raise :class:`EmbeddedEtcdError` if seats have another list of hosts or another secret, and
-    the rest is no majority. ``own``: the seats that this machine has, or is about to have."""
+    """Raise :class:`EmbeddedEtcdError` if a seat has another list of hosts: a client could end up in
+    that cluster. Also if seats have another secret, which keeps clients out, and the rest is no
+    majority. ``own``: the seats that this machine has, or is about to have."""
     # It counts once: only on loopback has it several.
     agree = {*state.answers, *list(own)[:1]} - set(state.refused)
-    if state.refused and len(agree) < majority(len(state.hosts)):
-        seat, why = next(iter(state.refused.items()))
-        raise EmbeddedEtcdError(f"{state.hosts[seat]} cannot be used: {why}")
+    for seat, why in state.refused.items():
+        if why.startswith(_OTHER_HOSTS) or len(agree) < majority(len(state.hosts)):
+            raise EmbeddedEtcdError(f"{state.hosts[seat]} cannot be used: {why}")
 
 
 def check_alone(endpoint: Endpoint, secret: str | None) -> None:
