@@ -13,8 +13,7 @@ import subprocess
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from tempfile import TemporaryFile
-from typing import BinaryIO
+from typing import IO
 
 from rdzv_etcd.clock import Clock
 from rdzv_etcd.errors import GateError
@@ -31,7 +30,9 @@ LAST_CHANGE_VARIABLE = "RDZV_ETCD_LAST_CHANGE"
 """Empty before a node's first world."""
 
 _KEPT = 4096
-"""Bytes of a command's output that are read, the last ones."""
+"""Bytes of a command's output that are kept, the last ones: it may write without end."""
+_LAST_OUTPUT_S = 0.5
+"""How long its output is waited for when it has ended: what it leaves behind may hold that open."""
 _LINES = 10
 """Lines of these that are shown."""
 _SHOWN = 400
@@ -57,6 +58,7 @@ class Command:
         self._environ = environ
         self._process: subprocess.Popen[bytes] | None = None
         self._is_abandoned = False
+        self._tail = b""
         self._starting = threading.RLock()  # a signal's handler may also abandon it
 
     def run(self, clock: Clock, limit_s: float, report: Callable[[float], None]) -> Failure | None:
@@ -65,22 +67,18 @@ class Command:
         then meanwhile, with the seconds waited."""
         name = repr(shown(shlex.join(self._words)))
         try:
-            # Not a pipe: what the command leaves behind may hold that open.
-            with TemporaryFile() as written:
-                exit_code = self._run(clock, limit_s, report, written)
-                output = _last_lines(written)
-        except (OSError, ValueError) as error:
+            exit_code = self._run(clock, limit_s, report)
+        except (OSError, ValueError, RuntimeError) as error:
+            self._kill()
             return Failure(f"{name} cannot be started: {error}", cause=error)
         if exit_code == 0 or self._is_abandoned:
             return None
         ended = f"was not done within {limit_s:g} s" if exit_code is None else how_ended(exit_code)
-        last = output.rpartition("\n")[2]
-        how = f"{name} {ended}{f': {last}' if last else ''}"
-        return Failure(how, exit_code, output)
+        lines = [shown(line) for line in self._tail.decode(errors="replace").splitlines()]
+        how = f"{name} {ended}{f': {lines[-1]}' if lines else ''}"
+        return Failure(how, exit_code, "\n".join(lines[-_LINES:]))
 
-    def _run(
-        self, clock: Clock, limit_s: float, report: Callable[[float], None], written: BinaryIO
-    ) -> int | None:
+    def _run(self, clock: Clock, limit_s: float, report: Callable[[float], None]) -> int | None:
         """Return its exit code, ``None`` if it took too long."""
         with self._starting:
             if self._is_abandoned:
@@ -88,11 +86,26 @@ class Command:
             self._process = process = subprocess.Popen(
                 self._words,
                 stdin=subprocess.DEVNULL,
-                stdout=written,
+                stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 env=self._environ,
                 start_new_session=True,
             )
+        reading = threading.Thread(
+            target=self._read, args=(process.stdout,), name="rdzv-etcd gate", daemon=True
+        )
+        reading.start()
+        exit_code = self._wait(process, clock, limit_s, report)
+        reading.join(_LAST_OUTPUT_S)
+        return exit_code
+
+    def _wait(
+        self,
+        process: subprocess.Popen[bytes],
+        clock: Clock,
+        limit_s: float,
+        report: Callable[[float], None],
+    ) -> int | None:
         began_s, lines = clock.now_s(), LineTimes()
         while (waited_s := clock.now_s() - began_s) < limit_s:
             if lines.is_due(waited_s):
@@ -102,6 +115,11 @@ class Command:
         self._kill()
         process.wait()
         return None
+
+    def _read(self, pipe: IO[bytes]) -> None:
+        with pipe:
+            while some := os.read(pipe.fileno(), 65536):
+                self._tail = (self._tail + some)[-_KEPT:]
 
     def abandon(self) -> None:
         """Stop waiting for it, and kill all of its session."""
@@ -114,13 +132,6 @@ class Command:
         if process is not None and process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-
-
-def _last_lines(written: BinaryIO) -> str:
-    size = written.seek(0, os.SEEK_END)
-    written.seek(max(0, size - _KEPT))
-    lines = written.read(_KEPT).decode(errors="replace").splitlines()
-    return "\n".join(shown(line) for line in lines[-_LINES:])
 
 
 class Gate:

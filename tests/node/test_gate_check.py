@@ -106,3 +106,11 @@ def test_a_child_that_keeps_the_output_open_holds_nobody_up(tmp_path: Path) -> N
     assert failure is not None
     assert failure.exit_code == 3
     fifo.write_text("")
+
+
+def test_of_endless_output_the_end_is_kept() -> None:
+    command = Command(["yes", "no GPU"], os.environ)
+    failure = command.run(SystemClock(), 0.5, lambda _: None)
+    assert failure is not None
+    assert "was not done within 0.5 s: no" in failure.how
+    assert failure.output.splitlines()[:-1] == ["no GPU"] * 9
