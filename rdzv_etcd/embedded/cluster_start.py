@@ -162,9 +162,9 @@ def cluster_state(connection: Connection, *, waits: bool = False) -> ClusterStat
 
 
 def _check_agreement(state: ClusterState, own: Iterable[int]) -> None:
-    """Raise :class:`EmbeddedEtcdError` if a seat has another list of hosts, as a client could end up
-    in that cluster; and if seats have another secret, which keeps clients out, and the rest is no
-    majority. ``own``: the seats that this machine has, or is about to have."""
+    """Raise :class:`EmbeddedEtcdError` if a seat has another list of hosts, as a client could end
+    up in that cluster; and if seats have another secret, which keeps clients out, and the rest is
+    no majority. ``own``: the seats that this machine has, or is about to have."""
     # It counts once: only on loopback has it several.
     agree = {*state.answers, *list(own)[:1]} - set(state.refused)
     for seat, why in state.refused.items():
