@@ -85,6 +85,8 @@ class SeatSupervisor:
         """Whether the member cannot see if it is used, and whether it was when it last could."""
         self._trouble = self._reason = ""
         self._stops = 0
+        self._told: set[int] = set()
+        """The seats that have answered since they know that this one leaves."""
         self._serving: set[asyncio.Task[None]] = set()
 
     def keep(self, ready: Callable[[], None], start_grace_s: float) -> str:
@@ -135,6 +137,7 @@ class SeatSupervisor:
 
     def _stop(self) -> None:
         self._stops += 1
+        self._own = replace(self._own, leaves=True)
 
     def _tick_s(self) -> float:
         member = self._own.member
@@ -142,7 +145,7 @@ class SeatSupervisor:
         return _IDLE_S if is_settled else _BUSY_S
 
     def _end(self) -> str:
-        if self._stops > 1 or (self._stops and can_be_spared(self._view())):
+        if self._stops > 1 or (self._stops and can_be_spared(self._view(), self._told)):
             return "a signal asked for it"
         limit_s = self._grace_s + (BLIND_S if self._is_blind and self._was_used else 0)
         return "no node uses it" if self._now_s() - self._used_s > limit_s else ""
@@ -311,7 +314,7 @@ class SeatSupervisor:
         if self._etcd is not None:
             self._etcd.remove()
         self._etcd, self._own_id, self._is_blind = None, "", False
-        self._own = Report(self._own.seat, _draw())
+        self._own = replace(self._own, life=_draw(), member=None)
 
     async def _ask_own(self, path: str, **body: object) -> dict[str, Any] | None:
         if self._etcd is None:
@@ -342,8 +345,11 @@ class SeatSupervisor:
                 reader, writer = await wait_for(self._connected(place, port), _ASK_LIMIT_S)
                 try:
                     while True:
-                        writer.write(json.dumps(self._message()).encode() + b"\n")
+                        says_it, message = self._own.leaves, self._message()
+                        writer.write(json.dumps(message).encode() + b"\n")
                         self._hear(_object(await wait_for(reader.readline(), _ASK_LIMIT_S)))
+                        if says_it:
+                            self._told.add(seat)
                         await asyncio.sleep(self._tick_s())
                 finally:
                     writer.close()

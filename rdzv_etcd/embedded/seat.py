@@ -24,7 +24,7 @@ still runs its member, cut off, makes two of one seat. On one machine the ports 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -81,6 +81,8 @@ class Report:
     life: str
     """Of its member; without one, that of its next. Empty while it can start none."""
     member: Member | None = None
+    leaves: bool = False
+    """Whether it was asked to end: others do not count on it any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,13 +179,15 @@ def free_seats(view: View) -> dict[int, str]:
     return {it.seat: it.life for it in reports if it.member is None and it.life}
 
 
-def can_be_spared(view: View) -> bool:
-    """Whether the own member's cluster keeps its majority without it."""
+def can_be_spared(view: View, told: Set[int]) -> bool:
+    """Whether the own member's cluster keeps its majority without it. ``told``: the seats that have
+    answered since they know that this one leaves. Of several that leave at once, none is spared.
+    """
     member = view.own.member
     if member is None or not member.votes:
         return True
-    others = (report.member for report in view.heard.values())
-    living = sum(it is not None and it.cluster == member.cluster and it.votes for it in others)
+    stay = (it.member for seat, it in view.heard.items() if seat in told and not it.leaves)
+    living = sum(it is not None and it.cluster == member.cluster and it.votes for it in stay)
     return living >= majority(view.voters)
 
 
@@ -260,16 +264,15 @@ _DRAWN = re.compile(r"\w*", re.ASCII)
 
 def report_from(value: Any) -> Report:
     """Read what another seat has sent; raises ValueError."""
-    fields = _typed(value, {"seat": int, "life": str, "member": (dict, type(None))})
+    fields = _typed(value, {"seat": int, "life": str, "member": (dict, type(None)), "leaves": bool})
     found, drawn, member = fields["member"], [fields["life"]], None
     if found is not None:
-        kinds = {"cluster": str, "founders": list, "votes": bool, "has_leader": bool}
-        found = _typed(found, kinds)
+        found = _typed(found, {"cluster": str, "founders": list, "votes": bool, "has_leader": bool})
         member = Member(**{**found, "founders": tuple(found["founders"])})
         drawn += [member.cluster, *member.founders]
     if not all(isinstance(it, str) and _DRAWN.fullmatch(it) for it in drawn):
         raise ValueError("not drawn")
-    return Report(fields["seat"], fields["life"], member)
+    return Report(fields["seat"], fields["life"], member, fields["leaves"])
 
 
 def _typed(value: Any, kinds: Mapping[str, type | tuple[type, ...]]) -> dict[str, Any]:

@@ -161,6 +161,20 @@ def test_a_signal_takes_a_member_away_only_if_the_others_can_spare_it(cluster: C
         wait_for_end(process)
 
 
+def test_of_two_members_that_are_asked_to_end_at_once_at_most_one_does(cluster: Cluster) -> None:
+    cluster.start(0, 1, 2)
+    cluster.wait_for(ALL)
+    lease_id = cluster.grant(2)
+    asked = [cluster.supervisors[0], cluster.supervisors[1]]
+    for process in asked:
+        process.terminate()
+    gone, _ = psutil.wait_procs(asked, timeout=3)
+    assert len(gone) <= 1
+    cluster.gateway(2).revoke(lease_id)  # it serves
+    for process in cluster.supervisors.values():
+        wait_for_end(process)
+
+
 def test_hosts_that_were_stopped_for_longer_than_the_grace_continue(cluster: Cluster) -> None:
     """First the supervisors alone, then with their etcds, as virtual machines are."""
     cluster.start(0, 1, 2)
@@ -411,7 +425,7 @@ def test_status_and_doctor_show_the_members_and_who_is_missing(
     assert (level, text.startswith(none)) == ("fail", True)
 
 
-_SEATS = {"seat": 0, "life": "a", "member": None}, {"seat": 1, "life": "b", "member": None}
+_SEATS = tuple({"seat": it, "life": "a", "member": None, "leaves": False} for it in (0, 1))
 
 
 @pytest.mark.parametrize("cluster", [None], indirect=True)
