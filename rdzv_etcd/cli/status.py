@@ -224,7 +224,7 @@ def _cluster_fields(settings: Settings) -> dict[str, object] | None:
         return None
     state = cluster_state(settings.connection)
     return {
-        "members": {state.hosts[seat]: state.ages_s.get(seat) for seat in sorted(state.members)},
+        "members": {state.hosts[seat]: state.answers[seat].age_s for seat in sorted(state.members)},
         "missing": {state.hosts[seat]: why for seat, why in state.missing.items()},
     }
 

@@ -418,9 +418,8 @@ class SeatSupervisor:
         now = self._now_s()
         if message.get("waits"):
             self._used_s = now
-        heard = [asdict(report) for report in self._view().heard.values()]
         age_s = 0.0 if self._etcd is None else now - self._begun_s
-        return reply | {"heard": heard, "age_s": age_s, "trouble": self._trouble or self._reason}
+        return reply | {"age_s": age_s, "trouble": self._trouble or self._reason}
 
 
 # --- requests -------------------------------------------------------------------------------------

@@ -60,7 +60,6 @@ class SeatAnswer:
     """What the supervisor of a seat says."""
 
     own: Report
-    heard: tuple[Report, ...]
     age_s: float
     """How long its etcd has run, if it has one."""
     trouble: str
@@ -79,37 +78,23 @@ class ClusterState:
     @property
     def members(self) -> set[int]:
         """The seats with a vote in a cluster that has a leader."""
-        heard = {it.seat: it for answer in self.answers.values() for it in answer.heard}
-        own = {seat: answer.own for seat, answer in self.answers.items()}
-        return {
-            seat
-            for seat, report in {**heard, **own}.items()
-            if report.member is not None and report.member.has_leader and report.member.votes
-        }
-
-    @property
-    def ages_s(self) -> dict[int, float]:
-        """How long the members have run, as far as that is known."""
-        return {it: self.answers[it].age_s for it in self.members if it in self.answers}
+        own = {seat: answer.own.member for seat, answer in self.answers.items()}
+        return {seat for seat, it in own.items() if it is not None and it.has_leader and it.votes}
 
     @property
     def missing(self) -> dict[int, str]:
-        """The seats without a member, or whose supervisor does not answer; and why."""
+        """The seats without a member, and why."""
         why = dict.fromkeys(range(len(self.hosts)), "nothing answers on its supervisor's port")
         why |= {**self.refused, **{seat: it.trouble for seat, it in self.answers.items()}}
-        fine = self.members & set(self.answers)
-        return {seat: text for seat, text in why.items() if seat not in fine}
+        return {seat: text for seat, text in why.items() if seat not in self.members}
 
     def why_missing(self) -> str:
         """The hosts without a member, and why; empty if there are none."""
         return "; ".join(f"{self.hosts[seat]}: {why}" for seat, why in self.missing.items())
 
     def __str__(self) -> str:
-        ages_s = self.ages_s
         named = [
-            f"{self.hosts[it]} (up {timedelta(seconds=int(ages_s[it]))})"
-            if it in ages_s
-            else self.hosts[it]
+            f"{self.hosts[it]} (up {timedelta(seconds=int(self.answers[it].age_s))})"
             for it in sorted(self.members)
         ]
         missing = f"; {why}" if (why := self.why_missing()) else ""
@@ -344,11 +329,10 @@ def _seat_answer(connection: socket.socket, question: dict[str, Any]) -> SeatAns
             f"{_OTHER_HOSTS}: here {','.join(here)}, there {shown(','.join(hosts), _MOST_SHOWN)}; "
             "give every node the same --rdzv-endpoint, or another port for another cluster"
         )
-    own, *heard = map(report_from, (reply["report"], *reply["heard"]))
-    age_s = reply["age_s"]
-    if not all(0 <= it.seat < len(hosts) for it in (own, *heard)) or not 0 <= age_s < _OLDEST_S:
+    own, age_s = report_from(reply["report"]), reply["age_s"]
+    if not 0 <= age_s < _OLDEST_S:
         raise ValueError("out of range")
-    return SeatAnswer(own, tuple(heard), age_s, shown(str(reply["trouble"]), _MOST_SHOWN))
+    return SeatAnswer(own, age_s, shown(str(reply["trouble"]), _MOST_SHOWN))
 
 
 def _other_way(host: str, port: int, secret: str | None, question: dict[str, Any]) -> str:
