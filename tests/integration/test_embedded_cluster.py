@@ -45,6 +45,6 @@ def wait_for_members(job: Project, hosts: list[Host]) -> None:
 
     def members() -> str:
         found = re.search("embedded cluster with members on ([^;\n]*)", status())
-        return "" if found is None else found[1]
+        return "" if found is None else re.sub(r" \(up [^)]*\)", "", found[1])
 
     wait_until(f"members on {names}", lambda: members() == names, explain=status)
