@@ -61,7 +61,7 @@ class Session:
         self._replies_s: deque[float] = deque(maxlen=_REPLIES)
         """How long the last replies took."""
         self._quickest_s = math.inf
-        """How long the quickest of other requests took: used before the first reply."""
+        """How long the quickest of other requests took."""
         self._failures = 0
         """How many renewals in a row have failed."""
         self._warn = warn
@@ -140,13 +140,14 @@ class Session:
 
     @property
     def round_trip_s(self) -> float:
-        """How long etcd took to answer the quickest of the last keep-alives, or, before the first,
-        of other requests; 0 before all of them.
+        """How long etcd took to answer the quickest of the last keep-alives and, while these are
+        few, of other requests; 0 before all of them.
 
         At most a tenth of the TTL, the farthest that etcd may be: what seems to take longer is this
         process's own pause, or a clock that jumped.
         """
-        took_s = min(self._replies_s, default=self._quickest_s)
+        few = len(self._replies_s) < _REPLIES  # perhaps just one, when etcd elected a leader
+        took_s = min([*self._replies_s, *([self._quickest_s] if few else [])])
         return 0.0 if took_s == math.inf else min(took_s, self._ttl_s / 10)
 
     def note_round_trip(self, took_s: float) -> None:

@@ -120,6 +120,7 @@ def test_a_node_elsewhere_waits_until_it_is_started(
     ensure: Ensure, port: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     """While another supervisor of the port is starting etcd this node only waits."""
+    caplog.set_level("INFO")
     caplog.set_level("INFO", "rdzv_etcd.embedded.launch")
     outcome: list[StartedEtcd | None] = []
     with take_lock(port):
