@@ -48,6 +48,7 @@ class EtcdFaults(Part):
         for formed in self._job.history.formed[-1:]:
             if formed.record.job_lease in self._job.server.leases() and self._job.server.up:
                 self._job.server.expire(formed.record.job_lease)
+                self._job.history.lose()
 
     def compact_behind_a_cut(self) -> None:
         self._nodes.cut_a_subset()

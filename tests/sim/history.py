@@ -54,10 +54,13 @@ class AtBarrier:
         self._here.discard(node_id)
         self.are_all_here = False
 
-    def may_all_be_back(self) -> None:
-        """A restored etcd may hold what was taken back since, until its node has looked. If all
-        were there before, a member may know that, although etcd does not any more."""
+    def may_be_forgotten(self) -> None:
+        """If all were there, a member may know that, although etcd does not any more."""
         self.is_passed |= self.are_all_here
+
+    def may_all_be_back(self) -> None:
+        """A restored etcd may hold what was taken back since, until its node has looked."""
+        self.may_be_forgotten()
         self._here |= self._reached
         self.are_all_here = not self.missing
 
@@ -165,6 +168,11 @@ class History(Verdicts):
         self._commits.go_back(saved, at_s)
         for barrier in self._barriers.values():
             barrier.may_all_be_back()
+
+    def lose(self) -> None:
+        """Etcd loses what the members of the world gave."""
+        for barrier in self._barriers.values():
+            barrier.may_be_forgotten()
 
     def members_of(self, world: Seat) -> tuple[str, ...]:
         """Who is in that world, wherever they are named."""

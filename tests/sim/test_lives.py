@@ -13,7 +13,18 @@ from tests.sim import lives
 from tests.sim.lives import live, outcome_of
 from tests.sim.plan import Plan
 
-FOUND = (9400178, 10000498, 10004596, 11004599, 13004614, 50003500, 91000117, 91000196, 110008476)
+FOUND = (
+    9400178,
+    30010563,
+    10000498,
+    10004596,
+    11004599,
+    13004614,
+    50003500,
+    91000117,
+    91000196,
+    110008476,
+)
 """Seeds that have found a defect."""
 
 

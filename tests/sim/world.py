@@ -479,6 +479,7 @@ class SimJob:
         self.server.wipe()
         for job in (self, *self.neighbours):
             job.history.lose_all(self.loop.time())
+            job.history.lose()
 
     def revoke(self, lease_ids: Iterable[int]) -> None:
         """Have leases revoked, one after the other, that have not run out."""
