@@ -135,7 +135,7 @@ def _examine_cluster(settings: Settings) -> Finding:
     if not state.missing:
         return ok("etcd.members", str(state))
     level = warn if len(state.members) > len(state.hosts) // 2 else fail
-    hint = doctor_etcd.secret_hint("; ".join(state.refused.values()), settings)
+    hint = doctor_etcd.secret_hint("; ".join(it.why for it in state.refused.values()), settings)
     return level("etcd.members", str(state), hint or "start a node on each of these hosts")
 
 

@@ -52,7 +52,6 @@ _MOST_SHOWN = 300
 _OLDEST_S = 1e9
 _ERRORS = (OSError, ValueError, LookupError, TypeError)
 """What comes of asking something that is not what it should be."""
-_OTHER_HOSTS = "it belongs to an embedded cluster of other hosts"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,14 +65,23 @@ class SeatAnswer:
 
 
 @dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why what answers on a supervisor's port cannot be used."""
+
+    why: str
+    has_other_hosts: bool = False
+    """Whether it belongs to a cluster of another list of hosts; else it has another secret."""
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterState:
     """What is known of an embedded cluster from outside."""
 
     hosts: tuple[str, ...]
     answers: Mapping[int, SeatAnswer]
     """By seat."""
-    refused: Mapping[int, str]
-    """The seats that cannot be used, as they have another secret or list of hosts, and why."""
+    refused: Mapping[int, Refusal]
+    """By seat."""
 
     @property
     def members(self) -> set[int]:
@@ -85,7 +93,8 @@ class ClusterState:
     def missing(self) -> dict[int, str]:
         """The seats without a member, and why."""
         why = dict.fromkeys(range(len(self.hosts)), "nothing answers on its supervisor's port")
-        why |= {**self.refused, **{seat: it.trouble for seat, it in self.answers.items()}}
+        why |= {seat: it.why for seat, it in self.refused.items()}
+        why |= {seat: it.trouble for seat, it in self.answers.items()}
         return {seat: text for seat, text in why.items() if seat not in self.members}
 
     def why_missing(self) -> str:
@@ -136,12 +145,13 @@ def cluster_state(connection: Connection, *, waits: bool = False) -> ClusterStat
     """
     endpoints = cluster_endpoints(connection)
     hosts = tuple(endpoint.target for endpoint in endpoints)
-    answers, refused = {}, {}
+    answers: dict[int, SeatAnswer] = {}
+    refused: dict[int, Refusal] = {}
     for seat, endpoint in enumerate(endpoints):
         answer = _ask_seat(endpoint, hosts, connection.secret, waits=waits)
         if isinstance(answer, SeatAnswer):
             answers[seat] = answer
-        elif answer:
+        elif answer is not None:
             refused[seat] = answer
     return ClusterState(hosts, answers, refused)
 
@@ -152,9 +162,9 @@ def _check_agreement(state: ClusterState, own: Iterable[int]) -> None:
     no majority. ``own``: the seats that this machine has, or is about to have."""
     # It counts once: only on loopback has it several.
     agree = {*state.answers, *list(own)[:1]} - set(state.refused)
-    for seat, why in state.refused.items():
-        if why.startswith(_OTHER_HOSTS) or len(agree) < majority(len(state.hosts)):
-            raise EmbeddedEtcdError(f"{state.hosts[seat]} cannot be used: {why}")
+    for seat, it in state.refused.items():
+        if it.has_other_hosts or len(agree) < majority(len(state.hosts)):
+            raise EmbeddedEtcdError(f"{state.hosts[seat]} cannot be used: {it.why}")
 
 
 def check_alone(endpoint: Endpoint, secret: str | None) -> None:
@@ -167,9 +177,9 @@ def check_alone(endpoint: Endpoint, secret: str | None) -> None:
             return  # its supervisors' port, which a firewall may make silent, need not be asked
     except _ERRORS:
         pass
-    why = _ask_seat(endpoint, (endpoint.target,), secret, waits=False)
-    if isinstance(why, str) and why.startswith(_OTHER_HOSTS):
-        raise EmbeddedEtcdError(f"{endpoint.target} cannot be used: {why}")
+    answer = _ask_seat(endpoint, (endpoint.target,), secret, waits=False)
+    if isinstance(answer, Refusal) and answer.has_other_hosts:
+        raise EmbeddedEtcdError(f"{endpoint.target} cannot be used: {answer.why}")
 
 
 class SeatKeeper:
@@ -306,28 +316,31 @@ def start_seat(
 
 def _ask_seat(
     endpoint: Endpoint, hosts: tuple[str, ...], secret: str | None, *, waits: bool
-) -> SeatAnswer | str:
-    """Return what its supervisor answers, or why it cannot be used; empty if none answers."""
+) -> SeatAnswer | Refusal | None:
+    """Return what its supervisor answers, or why it cannot be used; ``None`` if none answers."""
     host, port = endpoint.host, endpoint.port + SUPERVISORS
     try:
         connection = socket.create_connection((host, port), _ASK_LIMIT_S)
     except (OSError, ValueError):
-        return ""
+        return None
     question = {"hosts": hosts, "waits": waits}
     try:
         return _seat_answer(secured(connection, host, secret), question)
     except _ERRORS as error:
-        return why_refused(error) or _other_way(host, port, secret, {**question, "waits": False})
+        why = why_refused(error) or _other_way(host, port, secret, {**question, "waits": False})
+        return Refusal(why) if why else None
 
 
-def _seat_answer(connection: socket.socket, question: dict[str, Any]) -> SeatAnswer | str:
+def _seat_answer(connection: socket.socket, question: dict[str, Any]) -> SeatAnswer | Refusal:
     """Ask; raises one of ``_ERRORS`` if it is no supervisor that answers."""
     reply = ask_line(connection, question, _ASK_LIMIT_S)
     hosts, here = tuple(map(str, reply["hosts"])), question["hosts"]
     if hosts != here:
-        return (
-            f"{_OTHER_HOSTS}: here {','.join(here)}, there {shown(','.join(hosts), _MOST_SHOWN)}; "
-            "give every node the same --rdzv-endpoint, or another port for another cluster"
+        return Refusal(
+            f"it belongs to an embedded cluster of other hosts: here {','.join(here)}, there "
+            f"{shown(','.join(hosts), _MOST_SHOWN)}; give every node the same --rdzv-endpoint, or "
+            "another port for another cluster",
+            has_other_hosts=True,
         )
     own, age_s = report_from(reply["report"]), reply["age_s"]
     if not 0 <= age_s < _OLDEST_S:
