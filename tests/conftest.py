@@ -207,8 +207,8 @@ def job(leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str) -> Job:
 
 @pytest.fixture(autouse=True)
 def _restore_logging() -> Iterator[None]:
-    """A handler sets the library's log level as torch does, and the option ``log`` takes its lines
-    from the root's handlers; no other test shall depend on it."""
+    """A handler sets the library's log level and handlers as torch does; no other test shall depend
+    on it."""
     logger = logging.getLogger("rdzv_etcd")
     level, handlers, propagate = logger.level, list(logger.handlers), logger.propagate
     yield

@@ -32,7 +32,8 @@ LAST_CHANGE_VARIABLE = "RDZV_ETCD_LAST_CHANGE"
 _KEPT = 4096
 """Bytes of a command's output that are kept, the last ones: it may write without end."""
 _LAST_OUTPUT_S = 0.5
-"""How long its output is waited for when it has ended: what it leaves behind may hold that open."""
+"""How long its output is waited for when it has failed: what it leaves behind may hold that open.
+"""
 _LINES = 10
 """Lines of these that are shown."""
 _SHOWN = 400
@@ -96,7 +97,8 @@ class Command:
         )
         reading.start()
         exit_code = self._wait(process, clock, limit_s, report)
-        reading.join(_LAST_OUTPUT_S)
+        if exit_code != 0:
+            reading.join(_LAST_OUTPUT_S)
         return exit_code
 
     def _wait(

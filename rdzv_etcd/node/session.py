@@ -146,8 +146,9 @@ class Session:
         At most a tenth of the TTL, the farthest that etcd may be: what seems to take longer is this
         process's own pause, or a clock that jumped.
         """
-        few = len(self._replies_s) < _REPLIES  # perhaps just one, when etcd elected a leader
-        took_s = min([*self._replies_s, *([self._quickest_s] if few else [])])
+        took_s = min(self._replies_s, default=math.inf)
+        if len(self._replies_s) < _REPLIES:  # perhaps just one, when etcd elected a leader
+            took_s = min(took_s, self._quickest_s)
         return 0.0 if took_s == math.inf else min(took_s, self._ttl_s / 10)
 
     def note_round_trip(self, took_s: float) -> None:

@@ -147,13 +147,15 @@ class Participant(Lifecycle):
             raise
 
     def _embed(self) -> tuple[Endpoint, ...]:
-        """Make sure that an embedded etcd serves; return the endpoints on this machine."""
+        """Make sure that an embedded etcd serves; return the endpoints on this machine, if it has
+        several."""
         if not self.settings.embed:
             return ()
         from rdzv_etcd.embedded import start  # noqa: PLC0415 - only who embeds pays
 
         start.ensure_etcd(self.settings)
-        return start.endpoints_here(self.settings.connection)
+        connection = self.settings.connection
+        return start.endpoints_here(connection) if self.settings.embeds_cluster else ()
 
     def _start(self, connection: Connection | None) -> None:
         """``connection``: how etcd is reached, if it is as the settings say."""
