@@ -219,6 +219,14 @@ class Settings:
         shown="`leave`",
         choices=Orphans,
     )
+    in_process: bool = option(
+        "in_process",
+        OptionKind.FLAG,
+        "For torchrun: the workers form the world, each as a node, and continue in the same "
+        "processes when it changes; the agent restarts those of its own host. The script calls "
+        "`rdzv_etcd.torch.connect_worker()`: see [guide.md](guide.md#without-restarts).",
+        default=False,
+    )
     data: Mapping[str, object] = field(default_factory=dict)
     """What the node publishes to the other members: a JSON object of at most 4 KiB."""
     epoch_floor: int = 0

@@ -50,6 +50,9 @@ one that the job has reached before."""
 NODE_ID_VARIABLE = "RDZV_ETCD_NODE_ID"
 """Gives workers the node id of their agent; by it a guard knows what to end (``orphans=kill``)."""
 
+WORKER_VARIABLE = "RDZV_ETCD_WORKER"
+"""Gives workers what they take part in the job with (``in_process=1``): JSON, without secrets."""
+
 _SHORTEST_LEASE_S = 2  # etcd grants no shorter lease with its default election settings
 _VARIABLE_NAME = re.compile(r"[A-Z_][A-Z0-9_]*")
 _SECRETS = frozenset({"user", "username", "password", "passwd", "token", "credentials"})

@@ -1,6 +1,7 @@
 """The environment of the handler's process, which torch's workers inherit.
 
-Workers get their round's epoch and their agent's node id, and not etcd's password.
+Workers get their round's epoch and their agent's node id, and not etcd's password; with
+``in_process=1`` they take part in the job, and get what they need for that.
 torch starts workers with a copy of ``os.environ`` as it is then. So it is changed when a round is
 formed, which is just before, and again when torch asks for the run id, which it does for each
 worker that it starts. It is put back when the last node that has changed it has left: the process
@@ -16,9 +17,17 @@ import sys
 import threading
 from collections.abc import Mapping
 
-from rdzv_etcd.settings.parse import EPOCH_VARIABLE, NODE_ID_VARIABLE, WITHHELD
+from rdzv_etcd.settings.parse import (
+    EPOCH_VARIABLE,
+    NODE_ID_VARIABLE,
+    WITHHELD,
+    WORKER_VARIABLE,
+)
 
 _log = logging.getLogger("rdzv_etcd")
+
+_FOR_RECOVERY = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}
+"""Otherwise torch ends a process whose communicators are aborted; its agent's default is 1."""
 
 _lock = threading.RLock()  # a signal's handler may shut a handler down at any point
 _in_use: list[WorkerEnvironment] = []
@@ -38,8 +47,14 @@ class WorkerEnvironment:
 
     def prepare(self, epoch: int, node_id: str) -> None:
         """Change this process's environment to what workers of that round should inherit."""
-        values: dict[str, str | None] = dict.fromkeys(WITHHELD)
-        values |= {EPOCH_VARIABLE: str(epoch), NODE_ID_VARIABLE: node_id}
+        withheld = dict.fromkeys((*WITHHELD, WORKER_VARIABLE))
+        self._prepare({**withheld, EPOCH_VARIABLE: str(epoch), NODE_ID_VARIABLE: node_id})
+
+    def prepare_for_nodes(self, node_id: str, worker: str) -> None:
+        """The same for workers that are nodes themselves: nothing of the user's is withheld."""
+        self._prepare({NODE_ID_VARIABLE: node_id, WORKER_VARIABLE: worker, **_FOR_RECOVERY})
+
+    def _prepare(self, values: dict[str, str | None]) -> None:
         with _lock:
             self._values = values
             if self not in _in_use:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import sys
 import threading
 import time
+from collections.abc import Mapping
+from dataclasses import replace
 
-from torch._C._distributed_c10d import TCPStore
+from torch._C._distributed_c10d import HashStore, TCPStore
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import (
     RendezvousGracefulExitError,
@@ -18,11 +21,18 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousStoreInfo,
 )
 
-from rdzv_etcd.errors import DrainedError, EtcdUnavailableError, RdzvEtcdError
-from rdzv_etcd.settings import Settings
+from rdzv_etcd.errors import (
+    DrainedError,
+    EtcdUnavailableError,
+    JobClosedError,
+    RdzvEtcdError,
+)
+from rdzv_etcd.names import display_name
+from rdzv_etcd.settings import AfterEnd, Settings
 from rdzv_etcd.settings.fields import DEFAULT_JOB_ID
 from rdzv_etcd.settings.options import WITHOUT_MEANING
 from rdzv_etcd.settings.parse import settings_from_config
+from rdzv_etcd.text import shown
 from rdzv_etcd.torch_plugin.environment import (
     WorkerEnvironment,
     full_environment,
@@ -45,6 +55,10 @@ _OTHERS_FIRST_S = 1.0
 """How long after its node the workers of a drained agent stop. Workers whose peers are gone fail,
 and an agent counts that against ``--max-restarts``, but not a stop that was announced to it: the
 other agents ask ten times a second whether nodes wait, so by then they have stopped theirs."""
+
+_NO_MASTER = "rdzv_etcd.torch.connect_worker.invalid"
+"""The workers' MASTER_ADDR with ``in_process=1``. It leads nowhere, and torch's warnings name it: a
+script that makes its process group in torchrun's way would train on each host alone."""
 
 _log = logging.getLogger("rdzv_etcd")
 
@@ -110,25 +124,29 @@ class EtcdRendezvousHandler(RendezvousHandler):
         waited as a spare, and if this node was drained.
         """
         self._signals.install()
-        self._worker_store = None  # a fresh store in every round: workers use it without a prefix
         self._earlier_error = sys.exc_info()[1]
         try:
             with torch_errors():
-                if self._left_s is not None:
-                    raise DrainedError(f"this node has left job {self._settings.job_id!r}: drained")
-                lost = self._agent_store is not None and self._agent_store.has_lost_ranks
-                why = "etcd lost its workers' ranks" if lost else why_workers_failed()
-                world = self._group.join(because=why)
+                info = self._next_world()
         except RendezvousGracefulExitError as error:
             self._graceful_exit = error
             raise
+        self._has_had_workers = True
+        return info
+
+    def _next_world(self) -> RendezvousInfo:
+        self._worker_store = None  # a fresh store in every round: workers use it without a prefix
+        if self._left_s is not None:
+            raise DrainedError(f"this node has left job {self._settings.job_id!r}: drained")
+        lost = self._agent_store is not None and self._agent_store.has_lost_ranks
+        why = "etcd lost its workers' ranks" if lost else why_workers_failed()
+        world = self._group.join(because=why)
         listener = world.take_listener()
         if listener is not None and self.use_agent_store:
             self._worker_store = serve_tcp_store(listener)
         elif listener is not None:
             listener.close()  # the worker of rank 0 will take the port
         self._environment.prepare(world.epoch, self._group.node_id)
-        self._has_had_workers = True
         self._agent_store = AgentStore(world, self._leave_if_drained)
         return RendezvousInfo(
             self._agent_store,
@@ -222,8 +240,7 @@ class EtcdRendezvousHandler(RendezvousHandler):
         confirmed = True
         try:
             if outcome.closes:
-                end = self._group.finish if outcome.succeeded else self._group.fail
-                confirmed = end(outcome.reason)
+                confirmed = self._close(outcome)
         except RdzvEtcdError as failure:
             _log.warning("could not close job %r: %s", self._settings.job_id, failure)
             confirmed = False
@@ -235,6 +252,83 @@ class EtcdRendezvousHandler(RendezvousHandler):
             self._environment.give_back()
             self._agent_store = self._worker_store = self._earlier_error = None
         return confirmed
+
+    def _close(self, outcome: Outcome) -> bool:
+        end = self._group.finish if outcome.succeeded else self._group.fail
+        return end(outcome.reason)
+
+
+class SupervisorHandler(EtcdRendezvousHandler):
+    """Of an agent whose workers form the world themselves (``in_process=1``), each as a node of the
+    job: see :func:`rdzv_etcd.torch.connect_worker`.
+
+    To torch this agent is a world of its own, so that it restarts its own workers only, and counts
+    only their failures. It is a node of the job that never arrives: it knows how the job ends,
+    which ends the agent, and ends the job when no restart is left.
+    """
+
+    def __init__(self, settings: Settings, worker: Mapping[str, object]) -> None:
+        """``worker`` is what its workers connect with. Blocks and raises as the other handler."""
+        super().__init__(replace(settings, metrics_port=None))
+        self._worker = {
+            **worker,
+            "agent": {
+                "node": self._group.node_id,
+                "pid": os.getpid() if self._signals.is_installed else None,
+            },
+        }
+        self._end_before = None if settings.after_end is AfterEnd.FINISH else self._group.closure()
+        """That of an earlier run, while it is remembered: this agent's workers begin another."""
+        self._end_seen: JobClosedError | None = None
+
+    def _next_world(self) -> RendezvousInfo:
+        reason, end = self._group.drain_reason, self._run_end()
+        if reason is not None:
+            raise DrainedError(f"this host has left job {self._settings.job_id!r}: {reason}")
+        if end is not None:
+            raise end
+        self._environment.prepare_for_nodes(self._group.node_id, json.dumps(self._worker))
+        return RendezvousInfo(HashStore(), 0, 1, RendezvousStoreInfo(_NO_MASTER, 1))
+
+    def num_nodes_waiting(self) -> int:
+        """Return 1 if the workers have to stop because the job has failed, or this host is drained.
+        From memory; refused in a forked child."""
+        with torch_errors():
+            end = self._run_end()
+            has_failed = end is not None and not end.succeeded
+            return int(has_failed or self._group.drain_reason is not None)
+
+    def _run_end(self) -> JobClosedError | None:
+        """The end of the run that the workers are in, if it has ended; remembered, as etcd forgets
+        it after a while."""
+        end = self._group.closure()
+        if self._end_seen is None and end is not None and end != self._end_before:
+            how = "finished" if end.succeeded else "failed"
+            by, reason = display_name(end.by), shown(end.reason)
+            self._end_seen = JobClosedError(
+                f"job {self._settings.job_id!r} {how}: closed by {by}: {reason}",
+                closed_by=end.by,
+                reason=end.reason,
+                succeeded=end.succeeded,
+                was_member=False,
+            )
+        return self._end_seen
+
+    def _close(self, outcome: Outcome) -> bool:
+        end = self._run_end()
+        if end is not None:
+            if not outcome.succeeded and not end.succeeded:
+                _log.error("%s", str(end))
+        elif not outcome.succeeded:
+            return self._group.fail(outcome.reason, force=True)
+        elif self._group.drain_reason is None:
+            _log.warning(
+                "[job %s] this host's workers have ended with exit code 0, but the job is not "
+                "finished: it continues without them. A worker takes part in it by "
+                "rdzv_etcd.torch.connect_worker(), and finishes it by group.finish()",
+                self._settings.job_id,
+            )
+        return True
 
 
 def _open_group(settings: Settings) -> Group:
@@ -273,7 +367,26 @@ def create_handler(params: RendezvousParameters) -> EtcdRendezvousHandler:
             "would be the same job; give each job its own",
             params.run_id,
         )
+    if settings.in_process:
+        return SupervisorHandler(settings, _for_workers(params, settings))
     return EtcdRendezvousHandler(settings)
+
+
+def _for_workers(params: RendezvousParameters, settings: Settings) -> dict[str, object]:
+    """Return what a worker connects with: JSON, without secrets, which are refused as options."""
+    agents = ("in_process", "orphans", "rank_key")
+    return {
+        "endpoint": params.endpoint,
+        "job": params.run_id,
+        "hosts": (params.min_nodes, params.max_nodes),
+        "local_addr": params.local_addr,
+        "rank_key": settings.rank_key,
+        "options": {
+            name: value if isinstance(value, str | int | float) else str(value)
+            for name, value in params.config.items()
+            if name not in agents and value is not None
+        },
+    }
 
 
 def _follow_torch() -> None:

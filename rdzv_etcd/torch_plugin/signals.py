@@ -48,6 +48,11 @@ class AgentSignals:
                 _installed[number] = kernel_handler(number)
         _handled[id(self)] = weakref.ref(self)
 
+    @property
+    def is_installed(self) -> bool:
+        """Whether the signal that drains does so in this process."""
+        return signal.getsignal(DRAINS) is _handle
+
     def be_of(self, group: Group) -> None:
         """Handle them for this node from now on."""
         self._group = weakref.ref(group)

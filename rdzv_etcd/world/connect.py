@@ -51,6 +51,7 @@ class Options(ConnectionOptions, total=False):
     rank_key: str
     after_end: str
     orphans: str
+    in_process: bool
     peer_links: bool
     peer_silence: float
     gate_command: str
@@ -102,6 +103,11 @@ def connect(
         data=data,
         epoch_floor=epoch_floor,
     )
+    if settings.in_process:
+        raise SettingsError(
+            "in_process is an option for torchrun only; in its workers call "
+            "rdzv_etcd.torch.connect_worker()"
+        )
     return Group(settings)
 
 
