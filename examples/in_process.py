@@ -7,9 +7,15 @@ from the step they were in; start more of them, on any host that reaches etcd, a
 
     python examples/in_process.py --etcd=etcd-host:2379 --job=digits --nodes=2:4
 
+With several workers per host, torchrun starts them, and restarts those of a host of which one has
+died. The same command on each host:
+
+    torchrun --nnodes=2:4 --nproc-per-node=2 --rdzv-backend=etcd3 --rdzv-endpoint=etcd-host:2379 \\
+        --rdzv-id=digits --rdzv-conf=in_process=1 --max-restarts=5 examples/in_process.py
+
 Nothing is loaded from a checkpoint: whoever has made the most steps gives its state to the others.
-A batch is divided among the members, however many there are; the gradients are summed in one
-collective, together with how often each sample has been used. So a member has made a step with all
+A batch is divided among the members, however many there are. How often each sample has been used is
+summed after the gradients, and only then does anything change. So a member has made a step with all
 that belongs to it or not at all, and at the end of each pass every sample has been used once.
 
 The network and the data are those of digits.py.
@@ -31,6 +37,7 @@ import torch
 import torch.distributed as dist
 from digits import SEED, digits, lasting_at_least, network
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 import rdzv_etcd
 import rdzv_etcd.torch
@@ -66,28 +73,23 @@ class Training:
         self.step, self.pass_number, self.sample = state["position"]
         self.used = state["used"]
 
-    def make_step(self, rank: int, size: int) -> None:
+    def make_step(self, parallel: DistributedDataParallel, rank: int, size: int) -> None:
         """Make one step together with the other members. Nothing has changed if that fails."""
         generator = torch.Generator().manual_seed(SEED + self.pass_number)
         order = torch.randperm(len(self.labels), generator=generator)  # the same on all members
         batch = order[self.sample : self.sample + self.batch_size]
         mine = batch[rank::size]
-        outputs = self.model(self.images[mine])
+        outputs = parallel(self.images[mine])
         loss = nn.functional.cross_entropy(outputs, self.labels[mine], reduction="sum") / len(batch)
         self.optimizer.zero_grad()
-        loss.backward()
-        used = torch.zeros_like(self.used)
-        used[mine] = 1
-        parameters = list(self.model.parameters())
-        parts = [*(p.grad for p in parameters), used, loss.detach().reshape(1)]
-        together = torch.cat([part.flatten() for part in parts])
+        (size * loss).backward()  # the members' gradients are averaged, and their sum is wanted
+        together = torch.zeros(len(self.used) + 1)
+        together[mine] = 1
+        together[-1] = loss.detach()
         dist.all_reduce(together)
-        *gradients, used, loss = together.split([part.numel() for part in parts])
-        for parameter, gradient in zip(parameters, gradients, strict=True):
-            parameter.grad = gradient.view_as(parameter)
         self.optimizer.step()
-        self.loss = loss.item()
-        self.used += used
+        self.loss = together[-1].item()
+        self.used += together[:-1]
         self.step += 1
         self.sample += len(batch)
         if self.sample == len(self.labels):
@@ -114,21 +116,17 @@ def work(args: argparse.Namespace) -> None:
     """Be one member of the job until it is finished."""
     torch.set_num_threads(1)
     training = Training(args.batch_size, args.learning_rate)
-    fewest, _, most = args.nodes.partition(":")
-    nodes = int(fewest), int(most or fewest)
-    options = {"last_call_timeout": args.last_call, "lease_ttl": args.lease_ttl}
-    if args.embed:
-        options["embed"] = True
-    with rdzv_etcd.connect(args.etcd, job=args.job, nodes=nodes, **options) as group:
+    with connect(args) as group:
 
         def train(world: rdzv_etcd.World) -> None:
             newest = rdzv_etcd.torch.broadcast_newest(world, training.step, training)
             report(world, f"world of {world.size} goes on from step {newest}")
+            parallel = DistributedDataParallel(training.model)
             while training.pass_number < args.passes:
                 if world.should_yield:
                     return
                 with lasting_at_least(args.min_step_seconds):
-                    training.make_step(world.rank, world.size)
+                    training.make_step(parallel, world.rank, world.size)
                 log_step(args.step_log, world, training)
                 if training.step % args.print_every == 0:
                     report(world, f"step {training.step}  loss {training.loss:.3f}")
@@ -137,6 +135,17 @@ def work(args: argparse.Namespace) -> None:
             group.finish("all passes are done")
 
         rdzv_etcd.torch.run(group, train, backend="gloo")
+
+
+def connect(args: argparse.Namespace) -> rdzv_etcd.Group:
+    if dist.is_torchelastic_launched():  # torchrun's command line says what the options say here
+        return rdzv_etcd.torch.connect_worker()
+    fewest, _, most = args.nodes.partition(":")
+    nodes = int(fewest), int(most or fewest)
+    options = {"last_call_timeout": args.last_call, "lease_ttl": args.lease_ttl}
+    if args.embed:
+        options["embed"] = True
+    return rdzv_etcd.connect(args.etcd, job=args.job, nodes=nodes, **options)
 
 
 def report(world: rdzv_etcd.World, line: str) -> None:
