@@ -1,0 +1,121 @@
+"""A handler whose agent forms no world, and what its workers connect with: ``in_process=1``."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from torch.distributed.elastic.rendezvous import RendezvousClosedError
+
+import rdzv_etcd
+from rdzv_etcd.errors import MisuseError, SettingsError
+from rdzv_etcd.settings.parse import WORKER_VARIABLE
+from rdzv_etcd.torch import connect_worker
+from rdzv_etcd.torch_plugin.handler import EtcdRendezvousHandler, create_handler
+from tests.library.nodes import at_once, wait_until
+from tests.plugin.handlers import PluginJob, parameters
+from tests.support.leaks import LeakCheck
+from tests.support.servers import USER, USER_PASSWORD, EtcdServer
+
+
+def as_worker(monkeypatch: pytest.MonkeyPatch, rank: int, size: int) -> None:
+    """Have this process's environment be what torchrun gives a worker."""
+    monkeypatch.setenv("RANK", str(rank))
+    monkeypatch.setenv("WORLD_SIZE", str(size))
+
+
+@contextmanager
+def workers(
+    handler: EtcdRendezvousHandler, monkeypatch: pytest.MonkeyPatch, size: int
+) -> Iterator[list[rdzv_etcd.Group]]:
+    """The workers of one agent, in this process; in the end they leave."""
+    info = handler.next_rendezvous()
+    assert (info.rank, info.world_size) == (0, 1)
+    groups = []
+    try:
+        for rank in range(size):
+            as_worker(monkeypatch, rank, size)
+            groups.append(connect_worker())
+        yield groups
+    finally:
+        for group in groups:
+            group.leave()
+
+
+def test_workers_of_one_host_are_neighbours(
+    job: PluginJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is a node, and --nnodes counts hosts; to torch every agent is a world of its own."""
+    with (
+        job.handlers(2, in_process=1) as (first, second),
+        workers(first, monkeypatch, 2) as ones,
+        workers(second, monkeypatch, 2) as others,
+    ):
+        worlds = at_once([group.join for group in (*others, *ones)])
+        assert {world.size for world in worlds} == {4}
+        assert [world.rank % 2 for world in worlds] == [0, 1, 0, 1]
+        assert {world.rank // 2 for world in worlds[:2]} in ({0}, {1})
+        assert first.num_nodes_waiting() == second.num_nodes_waiting() == 0
+
+
+def test_a_failure_ends_every_agent(job: PluginJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one whose workers do not notice."""
+    with (
+        job.handlers(1, in_process=1, closed_ttl=1) as (handler,),
+        workers(handler, monkeypatch, 1) as (worker,),
+    ):
+        world = worker.join()
+        assert handler.num_nodes_waiting() == 0
+        assert worker.fail("no good")
+        assert world.over
+        wait_until("the agent's notice", lambda: handler.num_nodes_waiting() == 1)
+        with pytest.raises(RendezvousClosedError, match=r"failed: closed by .*: no good"):
+            handler.next_rendezvous()
+
+
+def test_the_end_of_an_earlier_run_is_not_that_of_this_one(
+    job: PluginJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with job.handlers(1) as (earlier,):
+        earlier.next_rendezvous()
+        earlier.set_closed()
+    with job.handlers(1, in_process=1) as (handler,):
+        assert handler.is_closed()
+        assert handler.num_nodes_waiting() == 0
+        with workers(handler, monkeypatch, 1) as (worker,):
+            assert worker.join().size == 1
+
+
+def test_workers_that_took_no_part_are_pointed_out(
+    job: PluginJob, caplog: pytest.LogCaptureFixture
+) -> None:
+    handler = job.handler(in_process=1)
+    handler.next_rendezvous()
+    with caplog.at_level(logging.WARNING, "rdzv_etcd"):
+        assert handler.shutdown()
+    wait_until("the warning", lambda: "rdzv_etcd.torch.connect_worker()" in caplog.text)
+
+
+def test_workers_log_in_as_the_agent_does(
+    leak_check: LeakCheck, auth_etcd: EtcdServer, job_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RDZV_ETCD_USER", USER)
+    monkeypatch.setenv("RDZV_ETCD_PASSWORD", USER_PASSWORD)
+    handler = create_handler(parameters(auth_etcd, job_id, "1", in_process=1))
+    with workers(handler, monkeypatch, 1) as (worker,):
+        assert worker.join().size == 1
+        assert USER_PASSWORD not in os.environ[WORKER_VARIABLE]
+        assert worker.finish()
+    assert handler.shutdown()
+    assert WORKER_VARIABLE not in os.environ
+
+
+def test_what_is_meant_for_workers_is_refused_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(WORKER_VARIABLE, raising=False)
+    with pytest.raises(MisuseError, match="in_process=1"):
+        connect_worker()
+    with pytest.raises(SettingsError, match="connect_worker"):
+        rdzv_etcd.connect("localhost", job="x", nodes=1, in_process=True)
