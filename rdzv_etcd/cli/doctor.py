@@ -208,7 +208,7 @@ def _settings_findings(job: Job, mine: JobSettings | None) -> Iterator[Finding]:
         yield warn(check, f"the last run had other settings: {theirs}")
     else:
         text = f"this node would be refused: it has {mine}, and the job {theirs}"
-        hint = "start all nodes with the same --nnodes and node_unit, or use another id"
+        hint = "start all nodes with the same --nnodes, node_unit and segment_size, or another id"
         yield fail(check, text, hint)
 
 

@@ -21,7 +21,7 @@ from rdzv_etcd.settings.options import NAMES
 from rdzv_etcd.settings.parse import LOGIN
 
 _REQUEST_LIMIT_S = 10.0
-_OF_ONE_NODE = ("rank_key", "orphans", "after_end")
+_OF_ONE_NODE = ("rank_key", "domain_key", "orphans", "after_end")
 """Options that do not matter for where a job is, and may name what only an agent has."""
 
 
@@ -60,7 +60,10 @@ class JobTarget:
         The first contact, and each request, may take ten seconds at most: people wait for the
         answer.
         """
-        config = _config(self.conf, _OF_ONE_NODE if nnodes else (*_OF_ONE_NODE, "node_unit"))
+        of_job = () if nnodes else ("node_unit", "segment_size")
+        config = _config(self.conf, (*_OF_ONE_NODE, *of_job))
+        if "segment_size" in config:
+            config["domain_key"] = "that of an agent"
         fewest, most = _nodes(nnodes or "1")
         settings = settings_from_config(
             endpoint=self.endpoint,

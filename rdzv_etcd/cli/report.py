@@ -138,6 +138,8 @@ def _working(job: Job, rows: tuple[Row, ...]) -> Report:
         details.append(f"not declared lost yet: {some(job, list(state.missing))}")
     if state.spares:
         details.append(f"spares: {some(job, state.spares)}")
+    if state.incomplete and rows:
+        details.append(describe.incomplete_text(state.incomplete))
     return Report(job.job, State.WORKS, head, tuple(details), rows)
 
 
@@ -164,6 +166,8 @@ def _waiting_details(job: Job, rows: Sequence[Row]) -> Iterator[str]:
         found = [row.node_id for row in rows if row.state == word]
         if found:
             yield f"{text}: {some(job, found)}"
+    if state.incomplete and rows:
+        yield describe.incomplete_text(state.incomplete)
 
 
 def how_it_ended(job: Job) -> str:
@@ -259,8 +263,10 @@ def _standing(job: Job, node_id: str, node: NodeState | None) -> tuple[str, str]
         return "expelled", "did not rejoin in time"
     info = job.nodes.present[node_id].info
     is_full = state.stage is Stage.WORKING and len(state.members) >= info.settings.max_nodes
+    lacking = state.incomplete.get(node.domain or "")
+    waits = "" if lacking is None else describe.segment_text(node.domain or "", *lacking)
     why = {
-        Role.SPARE: describe.ALL_SEATS if is_full else "",
+        Role.SPARE: describe.ALL_SEATS if is_full else waits,
         Role.FINISHED: "waits for the others",
         Role.LEAVING: info.leaving or "",
         Role.STRANGER: f"started with {info.settings}",

@@ -83,6 +83,7 @@ class Joining:
                 0,
                 settings.job,
                 settings.rank_key,
+                settings.domain_key,
                 data=settings.data,
                 peer_port=peer_port,
                 round_trip_ms=round(1000 * context.session.round_trip_s),

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rdzv_etcd.names import is_unknown
-from rdzv_etcd.protocol.model import Control, Nodes, Presence
+from rdzv_etcd.protocol.model import Control, NodeInfo, Nodes, Presence
 from rdzv_etcd.settings import JobSettings
 
 
@@ -38,15 +38,15 @@ class Census:
     finished: tuple[str, ...] = ()
     """Nodes whose work is done, members and others: none of them joins the next round."""
 
+    def candidates(self, nodes: Nodes) -> list[NodeInfo]:
+        """All nodes that may be in the next world, in order of preference."""
+        working = [nodes.present[node_id].info for node_id in self.expected]
+        return working + [presence.info for presence in self.pool]
+
     @property
     def pool(self) -> tuple[Presence, ...]:
         """All nodes that may get a rank, in order of preference."""
         return self.returning + self.newcomers
-
-
-def largest_world(count: int, settings: JobSettings) -> int:
-    """Return the size of the largest world that so many nodes may form."""
-    return min(count, settings.max_nodes) // settings.node_unit * settings.node_unit
 
 
 def take_census(control: Control, nodes: Nodes, settings: JobSettings) -> Census:

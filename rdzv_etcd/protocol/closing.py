@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
 
 from rdzv_etcd.protocol import describe
-from rdzv_etcd.protocol.census import Census, largest_world, take_census
+from rdzv_etcd.protocol.census import Census, take_census
 from rdzv_etcd.protocol.liveness import may_answer_until_s
 from rdzv_etcd.protocol.model import Control, NodeInfo, Nodes, Presence
 from rdzv_etcd.protocol.ranks import assign_ranks
+from rdzv_etcd.protocol.segments import (
+    choose,
+    domains_seen,
+    incomplete,
+    largest_world,
+    ranks_in,
+)
 from rdzv_etcd.settings import JobSettings, Timing
 
 _HEIRS = 32
@@ -27,6 +37,8 @@ class Close:
     """See :attr:`~rdzv_etcd.protocol.model.Round.heirs`."""
     finished: tuple[str, ...] = ()
     """Live nodes that have finished."""
+    domains: Mapping[str, int] = field(default_factory=dict)
+    """See :attr:`~rdzv_etcd.protocol.model.Round.domains`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +72,8 @@ def decide_close(
     * at least ``min_nodes``, and no previous round to expect nodes from: after ``last_call``;
     * fewer: wait; also if the number of the round has no successor.
 
+    Nodes count only as far as they form whole segments (:mod:`rdzv_etcd.protocol.segments`).
+
     A round that can be closed is closed before the leader gives up.
     """
     stuck = describe.no_successor(control)
@@ -71,7 +85,7 @@ def decide_close(
         return KeepWaiting(None, describe.round_text(control, None, count, settings))
     census = take_census(control, nodes, settings)
     pool = census.pool
-    size = largest_world(len(pool), settings)
+    size = largest_world([each.info for each in pool], settings, control.formed)
     if not pool and control.closure is not None:
         return KeepWaiting(None, "")  # the job is over, and the nodes still here are leaving
     if size < settings.min_nodes or size == 0:
@@ -82,7 +96,7 @@ def decide_close(
     if give_up_s < until_s:
         until_s, why = give_up_s, describe.GIVES_UP
     if now_s >= until_s:
-        return _close(control, census, size, why)
+        return _close(control, nodes, settings, census, why)
     return KeepWaiting(until_s, _waits_for(control, nodes, settings, census))
 
 
@@ -101,10 +115,10 @@ def _closes_at(
 ) -> tuple[float, str]:
     """Return when a round of ``size`` nodes is closed, and why then."""
     pool = census.pool
-    enough_s = _enough_since(pool, settings, opened_s)
+    enough_s = max(opened_s, _enough_since(control, pool, settings))
     if census.expected or census.unplaced:
         return max(opened_s + timing.rejoin_timeout_s, enough_s), describe.NOT_BACK
-    if size == largest_world(settings.max_nodes, settings):
+    if size == settings.largest:
         return -math.inf, describe.ALL_SEATS
     if control.formed is not None:
         last_s = max(opened_s, *(presence.seen_s for presence in pool))
@@ -113,32 +127,43 @@ def _closes_at(
     return enough_s + timing.last_call_timeout_s, describe.LAST_CALL
 
 
-def _enough_since(pool: tuple[Presence, ...], settings: JobSettings, opened_s: float) -> float:
+def _enough_since(control: Control, pool: Sequence[Presence], settings: JobSettings) -> float:
     """Return since when the smallest allowed world could have been formed."""
-    unit = settings.node_unit
-    least = (settings.min_nodes + unit - 1) // unit * unit
-    arrivals = sorted(presence.seen_s for presence in pool)
-    return max(opened_s, arrivals[least - 1])
+    arrivals = sorted((presence.seen_s, 1) for presence in pool)
+    if settings.has_segments:
+        seen_s = {presence.info.node_id: presence.seen_s for presence in pool}
+        chosen = choose([presence.info for presence in pool], settings, control.formed)
+        arrivals = sorted(
+            (max(seen_s[node.node_id] for node in segment.nodes), len(segment.nodes))
+            for segment in chosen
+        )
+    counts = list(accumulate(count for _, count in arrivals))
+    return arrivals[bisect_left(counts, settings.smallest)][0]
 
 
-def _close(control: Control, census: Census, size: int, reason: str) -> Close:
-    chosen = [presence.info for presence in census.pool[:size]]
+def _close(
+    control: Control, nodes: Nodes, settings: JobSettings, census: Census, reason: str
+) -> Close:
+    candidates = [presence.info for presence in census.pool]
     formed = control.formed
-    previous = (
-        {} if formed is None else {node_id: rank for rank, node_id in enumerate(formed.members)}
-    )
+    segments = choose(candidates, settings, formed)
+    chosen = [node for segment in segments for node in segment.nodes]
+    previous = ranks_in(formed)
     heirs = _heirs(control, census)
     here = {node.node_id for node in chosen}
     # If etcd lost data, a node that trained a later world than the record's keeps its work.
     went_on = any(node.epoch_trained > control.epoch for node in chosen)
     if not heirs and here.isdisjoint(previous) and not went_on:
         heirs = (census.expected + census.unplaced)[:_HEIRS]
+    world = assign_ranks(segments, previous, heirs)
+    lacking = incomplete(census.candidates(nodes), settings, formed)
     return Close(
-        assign_ranks(chosen, previous, heirs),
+        world,
         census.expected + census.idle,
-        reason,
+        "; ".join(filter(None, (reason, describe.incomplete_text(lacking)))),
         heirs if here.isdisjoint(heirs) else (),
         census.finished,
+        domains_seen(candidates, world, settings, formed),
     )
 
 

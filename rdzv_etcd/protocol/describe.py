@@ -13,6 +13,7 @@ from rdzv_etcd.names import LOOKED_AT, Names, display_name, is_unknown
 from rdzv_etcd.protocol.census import Census, missing, take_census
 from rdzv_etcd.protocol.member import Seat
 from rdzv_etcd.protocol.model import Change, Closure, Control, Drain, Nodes, Refused
+from rdzv_etcd.protocol.segments import incomplete
 from rdzv_etcd.settings import JobSettings
 from rdzv_etcd.settings.fields import MAX_ROUND
 from rdzv_etcd.text import many, shown
@@ -20,6 +21,8 @@ from rdzv_etcd.world_change import Namer, change_text, first, reason_to_leave
 
 _WHY_SHOWN = 400
 _REASON_SHOWN = 500
+_NAMED = 4
+"""Domains that are named in one line."""
 
 
 def names_in(
@@ -97,7 +100,7 @@ def is_news(world: Seat, before: Seat | None, reason: str) -> bool:
 
 def wanted(settings: JobSettings) -> str:
     """Describe how many nodes a world may have."""
-    unit = f" in units of {settings.node_unit}" if settings.node_unit > 1 else ""
+    unit = f" in units of {settings.unit}" if settings.unit > 1 else ""
     if settings.min_nodes == settings.max_nodes:
         return f"{settings.min_nodes}{unit}"
     return f"{settings.min_nodes} to {settings.max_nodes}{unit}"
@@ -117,6 +120,9 @@ def seat_text(job_id: str, control: Control) -> str:
         return "for a seat"
     settings, size = formed.settings, formed.size
     head = f"for a seat: job {job_id!r} runs with"
+    if settings.has_segments:
+        kind = f"whole segments of domains, segment_size={settings.segment_text}"
+        return f"{head} {count_text(size, settings)}; it takes {kind}"
     if size == settings.max_nodes:
         return f"{head} {many(size, 'node')}, its maximum; is another job using this id?"
     return f"{head} {count_text(size, settings)}; a world with this one would be no larger"
@@ -151,7 +157,7 @@ def round_text(
         here = [presence.info.node_id for presence in census.pool]
         count = len(here)
         named = f": {names.all(here)}" if here else ""
-        parts = _missing_text(control, nodes, census, names)
+        parts = _missing_text(control, nodes, settings, census, names)
         if not parts and count >= settings.min_nodes and census.pool:
             parts = ["more may join until the last call is over"]
     head = f"round {control.next_number}: {count_text(count, settings, ' here')}{named}"
@@ -185,10 +191,12 @@ def arrived_text(
         f"({names.all(arrived) or 'none'})"
     ]
     parts += filter(None, [no_successor(control)])
-    return arrived, "; ".join((*parts, *_missing_text(control, nodes, census, names)))
+    return arrived, "; ".join((*parts, *_missing_text(control, nodes, settings, census, names)))
 
 
-def _missing_text(control: Control, nodes: Nodes, census: Census, names: Names) -> list[str]:
+def _missing_text(
+    control: Control, nodes: Nodes, settings: JobSettings, census: Census, names: Names
+) -> list[str]:
     """Name the nodes that the next round waits for, or does without, and why."""
     lost_, left_ = lost_and_left(missing(control, nodes, census))
     left_ |= census.leaving
@@ -205,7 +213,20 @@ def _missing_text(control: Control, nodes: Nodes, census: Census, names: Names) 
     if census.finished:
         verb = "has" if len(census.finished) == 1 else "have"
         parts.append(f"{names.all(census.finished)} {verb} finished and will not rejoin")
-    return parts
+    lacking = incomplete(census.candidates(nodes), settings, control.formed)
+    return parts + list(filter(None, [incomplete_text(lacking)]))
+
+
+def incomplete_text(lacking: Mapping[str, tuple[int, int]]) -> str:
+    """Describe the domains that wait for nodes, to make a segment whole."""
+    named = [segment_text(domain, *counts) for domain, counts in islice(lacking.items(), _NAMED)]
+    more = len(lacking) - len(named)
+    return "; ".join(named) + (f"; and {many(more, 'other domain')}" if more else "")
+
+
+def segment_text(domain: str, count: int, needed: int) -> str:
+    more = "one" if needed - count == 1 else needed - count
+    return f"{shown(domain)}: {count} of {needed}, waits for {more} more"
 
 
 def _where_others_are(
@@ -240,7 +261,7 @@ def refused_help(refused: Refused) -> str:
     """Describe what to do about it."""
     if refused.how:
         return "fix what its gate checks, or keep that host out of the job"
-    return "start all nodes with the same --nnodes and node_unit"
+    return "start all nodes with the same --nnodes, node_unit and segment_size"
 
 
 # --- why a round was closed -----------------------------------------------------------------------

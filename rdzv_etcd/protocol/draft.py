@@ -53,6 +53,7 @@ def next_record(
         heirs=decision.heirs,
         began_as=None if origin == run else origin,
         lease_ttls_s=Ttls(min(ttls_s), max(ttls_s)),
+        domains=decision.domains,
     )
 
 

@@ -226,6 +226,8 @@ Names = Annotated[tuple[str, ...], Kind(lambda name, value: tuple(_names(name, v
 Text = Annotated[str, TEXT]
 Texts = Annotated[Mapping[str, str], by_name(TEXT)]
 """Texts by name."""
+Counts = Annotated[Mapping[str, int], by_name(whole(1, MAX_NODES))]
+"""Numbers of nodes by name."""
 Shown = Annotated[str, Kind(a_text, lambda name, value: a_text(name, shown(value)))]
 """A text that is cut off where it gets too long to be shown."""
 Address = Annotated[str, _same(_an_address)]

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
 
 from rdzv_etcd.names import display_name
-from rdzv_etcd.protocol.census import Census, largest_world, missing, take_census
+from rdzv_etcd.protocol.census import Census, missing, take_census
 from rdzv_etcd.protocol.model import Closure, Control, Drain, NodeInfo, Nodes, Presence
+from rdzv_etcd.protocol.segments import choose, incomplete
 from rdzv_etcd.protocol.world_end import change_of
 from rdzv_etcd.settings import JobSettings
 from rdzv_etcd.world_change import WorldChange
@@ -89,6 +90,8 @@ class NodeState(_ReadOnly):
     """etcd's latency for it when it joined; 0 if it is not known."""
     lease_id: int
     """Its session's lease in etcd; 0 if that is not known."""
+    domain: str | None
+    """Its ``domain_key``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +115,7 @@ class JobState(_ReadOnly):
     """The address of rank 0; empty if there is no round."""
     master_port: int
     settings: JobSettings | None
-    """``min_nodes``, ``max_nodes`` and ``node_unit``; ``None`` if no node defines them."""
+    """What all its nodes have agreed on; ``None`` if no node defines it."""
     leader: str | None
     """The node id of the one that closes rounds."""
     change: WorldChange | None
@@ -127,6 +130,9 @@ class JobState(_ReadOnly):
     """The members that are not there, and how each was lost, as far as that is known."""
     unreadable: Mapping[str, str] = field(hash=False)
     """Foreign keys in the place of nodes: the name of each, and what is wrong with it."""
+    incomplete: Mapping[str, tuple[int, int]] = field(hash=False)
+    """The domains with nodes that wait for others, to make a segment whole: how many there are of
+    it, and how many it takes."""
     job_lease_id: int
     """The lease that all of the job is on; 0 if there is no round."""
     job_lease_left_s: float | None = None
@@ -152,11 +158,14 @@ def job_state(
     """Assemble the state of a job; ``control`` also names all members of a large world."""
     record = control.round
     settings = settings_of(control, nodes)
-    census = Census((), (), (), (), {}, (), ())
+    census, spares, lacking = Census((), (), (), (), {}, (), ()), set[str](), {}
     if settings is not None:
         census = take_census(control, nodes, settings)
+        candidates = census.candidates(nodes)
+        spares = _spares(control, census, candidates, settings)
+        lacking = incomplete(candidates, settings, control.formed)
     members = () if record is None else record.members
-    there = _nodes(census, nodes, members, spares_in(control, census, settings))
+    there = _nodes(census, nodes, members, spares)
     return JobState(
         job,
         control.revision,
@@ -174,6 +183,7 @@ def job_state(
         there,
         missing(control, nodes, census),
         {node_id: what.problem for node_id, what in nodes.unreadable.items()},
+        lacking,
         0 if record is None else record.job_lease,
         job_lease_left_s,
     )
@@ -232,15 +242,15 @@ def _epoch(control: Control) -> int:
     return control.epoch
 
 
-def spares_in(control: Control, census: Census, settings: JobSettings | None) -> set[str]:
-    """Return the newcomers for whom the next world has no seat, the last to arrive first."""
-    if settings is None:
-        return set()
-    live = len(census.expected) + len(census.returning)
-    seats = min(settings.max_nodes, live + len(census.newcomers))
-    if control.formed is not None:  # before the first round others will join
-        seats = largest_world(seats, settings)
-    return {presence.info.node_id for presence in census.newcomers[max(0, seats - live) :]}
+def _spares(
+    control: Control, census: Census, candidates: Sequence[NodeInfo], settings: JobSettings
+) -> set[str]:
+    """Return the newcomers for whom the next world has no seat."""
+    segments = choose(candidates, settings, control.formed)
+    seated = {node.node_id for segment in segments for node in segment.nodes}
+    if control.formed is None and len(seated) < settings.largest:
+        return set()  # before the first round others will join
+    return {each.info.node_id for each in census.newcomers} - seated
 
 
 def _nodes(
@@ -271,6 +281,7 @@ def _nodes(
             presence.info.data,
             presence.info.round_trip_ms / 1000,
             presence.lease_id,
+            presence.info.domain,
         )
         for presence in sorted(nodes.present.values(), key=place)
     )

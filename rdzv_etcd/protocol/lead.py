@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from itertools import islice
 
 from rdzv_etcd.names import is_unknown
-from rdzv_etcd.protocol.census import largest_world, take_census
+from rdzv_etcd.protocol.census import Census, take_census
 from rdzv_etcd.protocol.closing import Close, KeepWaiting, decide_close
 from rdzv_etcd.protocol.liveness import doubted, lost_from_s
 from rdzv_etcd.protocol.member import Member
 from rdzv_etcd.protocol.model import Change, Control, Nodes, Round
+from rdzv_etcd.protocol.segments import largest_world
 from rdzv_etcd.protocol.steps import holds_lead
 from rdzv_etcd.settings import Settings
 from rdzv_etcd.text import many, shown
@@ -59,8 +60,7 @@ def decide_change(
             may_return.append(until_s)
         else:
             lost[node_id] = nodes.how_absent(node_id)
-    live = len(census.expected) + len(census.returning) + len(may_return)
-    grows = largest_world(live + len(census.newcomers), formed.settings) > formed.size
+    grows = _grows(formed, nodes, census, len(may_return))
     if lost or census.returning or grows:
         waiters = census.pool if grows or lost else census.returning
         named = [presence.info.node_id for presence in waiters]
@@ -71,6 +71,18 @@ def decide_change(
         reason = f"{many(len(may_return), 'member')} not back yet"
         return KeepWaiting(None if until_s == math.inf else until_s, reason)
     return KeepWaiting()
+
+
+def _grows(formed: Round, nodes: Nodes, census: Census, missing: int) -> bool:
+    """Whether the next world would be larger than this one; so many members are ``missing`` that
+    may return."""
+    settings = formed.settings
+    if not settings.has_segments:
+        live = len(census.expected) + len(census.pool) + missing
+        return min(live, settings.max_nodes) // settings.unit * settings.unit > formed.size
+    if missing or not census.newcomers:
+        return False  # it will be, if they return
+    return largest_world(census.candidates(nodes), settings, formed) > formed.size
 
 
 def _named_in_part(

@@ -19,6 +19,7 @@ from rdzv_etcd.protocol.fields import (
     MAX_EPOCH,
     Address,
     Claim,
+    Counts,
     Data,
     Epoch,
     LeaseId,
@@ -56,6 +57,8 @@ class NodeInfo:
     """The round it has arrived for; re-arriving raises it."""
     settings: JobSettings
     rank_key: Text | None = None
+    domain: Name | None = None
+    """What it shares with the nodes that it belongs together with."""
     leaving: Text | None = None
     """Set just before the session is revoked: why."""
     epoch_seen: Claim = 0
@@ -189,6 +192,9 @@ class Round:
     """The run's first name, if it has another one since a record was put back."""
     lease_ttls_s: Ttls | None = None
     """Those of the members' leases, if known."""
+    domains: Counts = field(default_factory=dict)
+    """If segments are whole domains: how many nodes each has had when a round was formed; first
+    those of this world, by rank."""
 
     @property
     def origin(self) -> str:

@@ -2,80 +2,100 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import TypeVar
 
 from rdzv_etcd.names import unknown_member
 from rdzv_etcd.protocol.model import NodeInfo, Slices
+from rdzv_etcd.protocol.segments import Segment, by_rank_key, natural_order
 
-_DIGITS = re.compile(r"(\d+)")
-
-
-def natural_order(text: str) -> tuple[tuple[int, int, str], ...]:
-    """Return a sort key under which ``node2`` comes before ``node10``."""
-    return tuple(
-        (0, int(part), part) if part.isdecimal() else (1, 0, part)
-        for part in _DIGITS.split(text)
-        if part
-    )
+T = TypeVar("T")
 
 
 def assign_ranks(
-    chosen: Sequence[NodeInfo], previous: Mapping[str, int], heirs: Collection[str] = ()
+    segments: Sequence[Segment], previous: Mapping[str, int], heirs: Collection[str] = ()
 ) -> tuple[NodeInfo, ...]:
     """Order the chosen nodes by their new rank.
 
-    ``chosen`` is in order of preference (members of the previous round, then newcomers as they
-    arrived); ``previous`` maps node ids to ranks in the previous round; ``heirs`` are nodes that
-    have a better claim to rank 0 than its members.
+    ``segments`` are in order of preference; ``previous`` maps node ids to ranks in the previous
+    round; ``heirs`` are nodes that have a better claim to rank 0 than its members.
 
-    With rank keys: sorted by them in natural order, nodes without one last. Without: survivors keep
-    their rank if it still exists, the others move into the lowest holes, newcomers take the
-    rest. Rank 0 goes to a survivor if there is one: scripts that load a checkpoint on rank 0 and
-    broadcast it would otherwise restart from a newcomer's empty disk. For the same reason it goes
-    to a node that trained the latest world, if etcd's record is of an older one.
+    Survivors keep their rank if it still exists, the others move into the lowest holes, newcomers
+    take the rest. So it is with whole segments, where newcomers are in natural order of their
+    domains, and within each. Rank 0 goes to a survivor if there is one: scripts that load a
+    checkpoint on rank 0 and broadcast it would otherwise restart from a newcomer's empty disk. For
+    the same reason it goes to a node that trained the latest world, if etcd's record is of an older
+    one.
+
+    With rank keys: sorted by them in natural order, nodes without one last. In segments they order
+    the nodes of each.
     """
-    if any(node.rank_key is not None for node in chosen):
-        return _by_rank_key(chosen, previous)
-    size = len(chosen)
-    slots: list[NodeInfo | None] = [None] * size
-    movers: list[NodeInfo] = []
-    newcomers: list[NodeInfo] = []
-    for node in chosen:
-        rank = previous.get(node.node_id)
-        if rank is None:
-            newcomers.append(node)
-        elif rank < size:
-            slots[rank] = node
-        else:
-            movers.append(node)
-    movers.sort(key=lambda node: previous[node.node_id])
-    survivors = [rank for rank, node in enumerate(slots) if node is not None]
-    if slots[0] is None and not movers and survivors:
-        slots[0], slots[survivors[-1]] = slots[survivors[-1]], None
-    fillers = iter([*movers, *newcomers])
-    world = [node if node is not None else next(fillers) for node in slots]
-    latest = max(node.epoch_trained for node in world)
-    if world[0].epoch_trained < latest:
-        last = max(rank for rank, node in enumerate(world) if node.epoch_trained == latest)
-        world[0], world[last] = world[last], world[0]
-    first = next((rank for rank, node in enumerate(world) if node.node_id in heirs), 0)
-    world[0], world[first] = world[first], world[0]
-    return tuple(world)
-
-
-def _by_rank_key(chosen: Sequence[NodeInfo], previous: Mapping[str, int]) -> tuple[NodeInfo, ...]:
-    order = {node.node_id: index for index, node in enumerate(chosen)}
-
-    def key(node: NodeInfo) -> tuple[bool, tuple[tuple[int, int, str], ...], int, int]:
-        return (
-            node.rank_key is None,
-            natural_order(node.rank_key or ""),
-            previous.get(node.node_id, len(previous)),
-            order[node.node_id],
+    nodes = [node for segment in segments for node in segment.nodes]
+    keyed = any(node.rank_key is not None for node in nodes)
+    if all(node.domain is None for node in nodes):
+        if keyed:
+            nodes.sort(key=lambda node: previous.get(node.node_id, len(previous)))
+            return tuple(sorted(nodes, key=by_rank_key))
+    else:
+        segments = sorted(
+            segments,
+            key=lambda each: (natural_order(each.domain), min(map(by_rank_key, each.nodes))),
         )
+    world = [
+        sorted(segment.nodes, key=by_rank_key) if keyed else _within(segment, previous)
+        for segment in _settled(segments, lambda segment: segment.place)
+    ]
+    latest = max(node.epoch_trained for node in nodes)
+    _put_first(world, lambda node: node.node_id in previous, keyed)
+    _put_first(world, lambda node: node.epoch_trained == latest, keyed)
+    _put_first(world, lambda node: node.node_id in heirs, keyed)
+    return tuple(node for segment in world for node in segment)
 
-    return tuple(sorted(chosen, key=key))
+
+def _within(segment: Segment, previous: Mapping[str, int]) -> list[NodeInfo]:
+    def place(node: NodeInfo) -> int | None:
+        rank = previous.get(node.node_id)
+        if rank is None or segment.place is None:
+            return None
+        offset = rank - segment.first_rank
+        return offset if 0 <= offset < len(segment.nodes) else None  # it was in another one
+
+    return _settled(segment.nodes, place)
+
+
+def _settled(items: Sequence[T], place: Callable[[T], int | None]) -> list[T]:
+    """Each keeps its place if that still exists."""
+    slots: list[T | None] = [None] * len(items)
+    movers: list[tuple[int, T]] = []
+    newcomers: list[T] = []
+    for item in items:
+        before = place(item)
+        if before is None:
+            newcomers.append(item)
+        elif before < len(items):
+            slots[before] = item
+        else:
+            movers.append((before, item))
+    movers.sort(key=lambda mover: mover[0])
+    fillers = iter([*(item for _, item in movers), *newcomers])
+    return [next(fillers) if item is None else item for item in slots]
+
+
+def _put_first(
+    world: list[list[NodeInfo]], wanted: Callable[[NodeInfo], bool], keyed: bool
+) -> None:
+    """Have a node that is wanted there be rank 0, if there is any: the last one, with its segment,
+    unless the first segment has one. Where the nodes of a segment are ``keyed``, their order is
+    given."""
+    for index in (0, *range(len(world) - 1, 0, -1)):
+        segment = world[index]
+        found = (
+            [0] if wanted(segment[0]) else [at for at, node in enumerate(segment) if wanted(node)]
+        )
+        if found and (not keyed or found[0] == 0):
+            segment[0], segment[found[-1]] = segment[found[-1]], segment[0]
+            world[0], world[index] = segment, world[0]
+            return
 
 
 # --- the ranks of a large world, in slices -------------------------------------------------------

@@ -38,6 +38,10 @@ MAX_ID = 1000
 """Characters of a job id and of a prefix: they are part of every key."""
 MAX_RANK_KEY = 1000
 """Characters of a rank key: every node that leads reads all of them."""
+MAX_DOMAIN = 255
+"""Characters of a domain's name."""
+WHOLE_DOMAIN = 0
+"""The size of a segment that has all nodes of its domain: ``segment_size=all``."""
 MAX_DATA = 4096
 """Bytes of a node's data as JSON: every node that leads reads those of all."""
 MAX_DATA_DEPTH = 32
@@ -58,6 +62,7 @@ class OptionKind(Enum):
     SECONDS = "seconds"
     WHOLE_SECONDS = "whole seconds"
     COUNT = "whole number"
+    COUNT_OR_ALL = "whole number or `all`"
     FLAG = "0 or 1"
     FILE = "file"
     TEXT = "text"
@@ -90,8 +95,9 @@ class Option:
     @property
     def wanted(self) -> str:
         """What a number has to be, for messages."""
-        if self.kind is OptionKind.COUNT:
-            return f"a whole number from {int(not self.zero)} to {self.most}"
+        if self.kind in (OptionKind.COUNT, OptionKind.COUNT_OR_ALL):
+            others = ", or all" if self.kind is OptionKind.COUNT_OR_ALL else ""
+            return f"a whole number from {int(not self.zero)} to {self.most}{others}"
         whole = "whole " if self.kind is OptionKind.WHOLE_SECONDS else ""
         least = f"a positive {whole}number of seconds"
         if self.zero:

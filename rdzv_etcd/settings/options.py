@@ -11,6 +11,7 @@ from rdzv_etcd.settings.connection import Connection, Credentials, Scheme, Tls
 from rdzv_etcd.settings.fields import (
     DEFAULT_PREFIX,
     DEFAULT_SLICE_NODES,
+    MAX_DOMAIN,
     MAX_EPOCH_CLAIM,
     MAX_HISTORY,
     MAX_HOST,
@@ -18,6 +19,7 @@ from rdzv_etcd.settings.fields import (
     MAX_NODES,
     MAX_RANK_KEY,
     MAX_SLICE_NODES,
+    WHOLE_DOMAIN,
     Option,
     OptionKind,
     check_length,
@@ -44,6 +46,16 @@ class JobSettings:
         default=1,
         most=MAX_NODES,
     )
+    segment_size: int = option(
+        "segment_size",
+        OptionKind.COUNT_OR_ALL,
+        "Only whole segments are in a world: so many nodes of one domain, with contiguous ranks. "
+        "`all`: a domain is in a world with all its nodes or not at all. See "
+        "[guide.md](guide.md#nodes-that-belong-together).",
+        default=1,
+        most=MAX_NODES,
+    )
+    """1: there are no segments."""
 
     def __post_init__(self) -> None:
         for name, source in (
@@ -69,16 +81,61 @@ class JobSettings:
                 f"no multiple of node_unit ({self.node_unit}) lies between min_nodes "
                 f"({self.min_nodes}) and max_nodes ({self.max_nodes})"
             )
+        self._check_segments()
+
+    def _check_segments(self) -> None:
+        size = whole("segment_size", self.segment_size)
+        object.__setattr__(self, "segment_size", size)
+        if not WHOLE_DOMAIN <= size <= MAX_NODES:
+            wanted = options_of(type(self))["segment_size"].wanted
+            raise SettingsError(f"segment_size is {shown(size, 50)}; it must be {wanted}")
+        if self.has_segments and self.node_unit != 1:
+            raise SettingsError(
+                f"node_unit={self.node_unit} and segment_size={self.segment_text} exclude each "
+                "other: a world of whole segments has no other unit"
+            )
+        for name, number in (("min_nodes", self.min_nodes), ("max_nodes", self.max_nodes)):
+            if number % self.unit and self.has_segments:
+                below, above = number // size * size, -(-number // size) * size
+                fit = f"{below} and {above}" if below else f"{above}"
+                raise SettingsError(
+                    f"{name} (--nnodes) is {number}, and segment_size={size} needs a multiple of "
+                    f"it: the nearest that fit are {fit}"
+                )
+
+    @property
+    def has_segments(self) -> bool:
+        return self.segment_size != 1
+
+    @property
+    def segment_text(self) -> str:
+        """The size of a segment as a user gives it."""
+        return "all" if self.segment_size == WHOLE_DOMAIN else str(self.segment_size)
+
+    @property
+    def unit(self) -> int:
+        """The size of each world is a multiple of this."""
+        return max(self.node_unit, self.segment_size)
+
+    @property
+    def largest(self) -> int:
+        """The most nodes that a world may have."""
+        return self.max_nodes // self.unit * self.unit
+
+    @property
+    def smallest(self) -> int:
+        """The fewest nodes that a world may have."""
+        return -(-self.min_nodes // self.unit) * self.unit
 
     @property
     def is_elastic(self) -> bool:
         """Whether worlds of more than one size may be formed."""
-        smallest = -(-self.min_nodes // self.node_unit) * self.node_unit
-        return smallest + self.node_unit <= self.max_nodes
+        return self.smallest < self.largest
 
     def __str__(self) -> str:
         unit = f", node_unit={self.node_unit}" if self.node_unit != 1 else ""
-        return f"min_nodes={self.min_nodes}, max_nodes={self.max_nodes}{unit}"
+        segment = f", segment_size={self.segment_text}" if self.has_segments else ""
+        return f"min_nodes={self.min_nodes}, max_nodes={self.max_nodes}{unit}{segment}"
 
 
 class Orphans(Enum):
@@ -192,6 +249,14 @@ class Settings:
         default=None,
     )
     """Resolved already."""
+    domain_key: str | None = option(
+        "domain_key",
+        OptionKind.TEXT,
+        "What this node shares with those that it belongs together with: a rack, an NVLink domain, "
+        "a Slurm array task; written as `rank_key`. With `segment_size` only.",
+        default=None,
+    )
+    """Resolved already."""
     local_addr: str | None = None
     """The address at which other nodes reach this one; ``None``: to be found."""
     slice_nodes: int = option(
@@ -297,6 +362,7 @@ class Settings:
         check_length("etcd_prefix", self.prefix, MAX_ID)
         check_length("rank_key", self.rank_key or "", MAX_RANK_KEY)
         check_length("--local-addr", self.local_addr or "", MAX_HOST)
+        self._check_domain()
         gate_words(self.gate_command)
         object.__setattr__(self, "data", checked_data(self.data))
         if not 0 <= self.epoch_floor <= MAX_EPOCH_CLAIM:
@@ -305,6 +371,22 @@ class Settings:
                 f"{MAX_EPOCH_CLAIM}"
             )
         check_numbers(self)
+
+    def _check_domain(self) -> None:
+        if self.domain_key is None:
+            if self.job.has_segments:
+                raise SettingsError(
+                    f"segment_size={self.job.segment_text} needs domain_key: what this node shares "
+                    "with the others of its domain, such as domain_key=env:RACK"
+                )
+            return
+        if not self.job.has_segments:
+            raise SettingsError(
+                "domain_key needs segment_size: how many nodes of a domain belong together, or all"
+            )
+        check_length("domain_key", self.domain_key, MAX_DOMAIN)
+        if not self.domain_key.isprintable():
+            raise SettingsError(f"domain_key is {self.domain_key!r}; it must be printable")
 
     @property
     def embeds_cluster(self) -> bool:

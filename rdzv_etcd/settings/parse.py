@@ -24,7 +24,14 @@ from rdzv_etcd.settings.connection import (
     Tls,
     parse_endpoints,
 )
-from rdzv_etcd.settings.fields import MAX_EPOCH_CLAIM, Option, OptionKind, options_of, whole
+from rdzv_etcd.settings.fields import (
+    MAX_EPOCH_CLAIM,
+    WHOLE_DOMAIN,
+    Option,
+    OptionKind,
+    options_of,
+    whole,
+)
 from rdzv_etcd.settings.options import (
     NAMES,
     OPTIONS,
@@ -78,7 +85,7 @@ def settings_from_config(
     ``endpoint`` is ``--rdzv-endpoint``; ``None`` and an empty text mean no endpoint. ``config`` is
     ``--rdzv-conf``: names as in :data:`rdzv_etcd.settings.options.OPTIONS`, values as strings or as
     what they mean. A whole number may be of any type that is one. ``environ`` gives user and
-    password, what ``rank_key`` names, and may give an ``epoch_floor``.
+    password, what ``rank_key`` and ``domain_key`` name, and may give an ``epoch_floor``.
     """
     given = _Given(config)
     job = JobSettings(min_nodes, max_nodes, **given.fields(JobSettings))
@@ -86,8 +93,9 @@ def settings_from_config(
     fields = given.fields(Settings)
     if "prefix" in fields:
         fields["prefix"] = _prefix(given)
-    if "rank_key" in fields:
-        fields["rank_key"] = _rank_key(fields["rank_key"], environ)
+    for name in ("rank_key", "domain_key"):
+        if name in fields:
+            fields[name] = _resolved(name, fields[name], environ)
     return Settings(
         job_id=_encodable("the job id (--rdzv-id)", job_id),
         job=job,
@@ -206,6 +214,8 @@ def _parse_flag(typed: str, raw: object) -> bool:
 
 
 def _parse_number(option: Option, typed: str, raw: object) -> float:
+    if option.kind is OptionKind.COUNT_OR_ALL and isinstance(raw, str) and raw.lower() == "all":
+        return WHOLE_DOMAIN
     value = raw if (found := whole_or_none(raw)) is None else found
     if isinstance(value, str | numbers.Real) and not isinstance(value, bool):
         try:
@@ -223,7 +233,7 @@ def _parse_number(option: Option, typed: str, raw: object) -> float:
 def _parse_text(option: Option, typed: str, raw: object) -> Any:
     number = whole_or_none(raw)
     if number is not None and abs(number) < 10**18:
-        raw = str(number)  # rank_key=7
+        raw = str(number)  # rank_key=7, domain_key=3
     if not isinstance(raw, str):
         raise SettingsError(f"{typed}={_shown(raw)} must be text")
     if not option.choices:
@@ -424,7 +434,7 @@ def _local_addr(address: object) -> str | None:
     return address
 
 
-def _rank_key(text: str, environ: Mapping[str, str]) -> str:
+def _resolved(option: str, text: str, environ: Mapping[str, str]) -> str:
     """Resolve ``env:NAME``, ``value:TEXT``, a bare name in capitals (a variable), or a literal.
 
     What it means depends on its form only, never on which variables happen to be set.
@@ -432,18 +442,18 @@ def _rank_key(text: str, environ: Mapping[str, str]) -> str:
     kind, colon, rest = text.partition(":")
     if colon and kind == "value":
         if not rest:
-            raise SettingsError(f"rank_key={text} has nothing behind the colon")
+            raise SettingsError(f"{option}={text} has nothing behind the colon")
         return rest
     if colon and kind == "env":
         name, literal = rest, ""
     elif _VARIABLE_NAME.fullmatch(text):
-        name, literal = text, f" (for the literal text write rank_key=value:{text})"
+        name, literal = text, f" (for the literal text write {option}=value:{text})"
     else:
         return text
     value = environ.get(name, "").strip()
     if not value:
         raise SettingsError(
-            f"rank_key={text} names the environment variable {name!r}, which is not set{literal}"
+            f"{option}={text} names the environment variable {name!r}, which is not set{literal}"
         )
     return _encodable(f"the environment variable {name}", value)
 

@@ -48,7 +48,9 @@ class Options(ConnectionOptions, total=False):
     keep_alive_interval: float
     keep_alive_max_attempt: int
     node_unit: int
+    segment_size: int | str
     rank_key: str
+    domain_key: str
     after_end: str
     orphans: str
     in_process: bool
@@ -83,7 +85,7 @@ def connect(
 
     User and password come from ``RDZV_ETCD_USER`` and ``RDZV_ETCD_PASSWORD``, the secret of an
     embedded etcd from ``RDZV_ETCD_EMBED_SECRET``, or from the files that the options name; nothing
-    else is read from the environment, unless ``rank_key`` names a variable.
+    else is read from the environment, unless ``rank_key`` or ``domain_key`` names a variable.
 
     Blocks and raises as :class:`~rdzv_etcd.world.group.Group`, and raises
     :class:`~rdzv_etcd.errors.SettingsError` for invalid arguments.
@@ -143,7 +145,7 @@ def observe(
 
 
 def _environ() -> dict[str, str]:
-    """What is read from the environment: secrets, and a variable that ``rank_key`` names."""
+    """What is read from the environment: secrets, and variables that options name."""
     return {name: value for name, value in os.environ.items() if name != EPOCH_VARIABLE}
 
 

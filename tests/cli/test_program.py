@@ -90,6 +90,9 @@ def test_what_an_agent_s_environment_says_is_enough(etcd_server: EtcdServer, job
 def test_options_of_one_node_are_no_matter() -> None:
     target = JobTarget("h", "node_unit=4,rank_key=env:NOT_SET_HERE", "")
     assert target.settings("j", "4:8").job.node_unit == 4
+    target = JobTarget("h", "segment_size=4,domain_key=env:NOT_SET_HERE", "")
+    assert target.settings("j", "4:8").job.segment_size == 4
+    assert target.settings("j").job_id == "j"
 
 
 @pytest.mark.parametrize("name", ["connect_timeout", "request_timeout"])

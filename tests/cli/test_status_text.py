@@ -66,6 +66,15 @@ def jobs() -> dict[str, Job]:
         "one is missing": job_of(world().gone(B)),
         "one that waits has a seat": job_of(world(A, 2).new(f"{B} {C}")),
         "no seat is left": job_of(world(f"{A} {B}", 2).new(C)),
+        "segments lack nodes": job_of(
+            Scene(2, 6, segment=2, members="a1 a2").new("b1 c1").spare("a3")
+        ),
+        "segments are whole, and no seat is left": job_of(
+            Scene(2, 2, segment=2, members="a1 a2").new("b1 b2")
+        ),
+        "no world of whole segments can be formed": job_of(
+            Scene(4, 6, segment=2).new("a1 b1 a2 c1")
+        ),
         "an accusation of one that is no member stands": job_of(world(A).accused(B, GONE, 0.1)),
         "one has finished": job_of(world().finished(B)),
         "one is drained": job_of(world(), drains={B: Drain("root@vm", "its fan", 50)}),

@@ -6,6 +6,7 @@ import signal
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -116,6 +117,29 @@ def test_a_spare_waits_without_disturbing_and_takes_over(job: Job) -> None:
         assert first.wait_over(LIMIT_S)
         assert members[0].join().size == 2
         assert joining.result(LIMIT_S).size == 2
+
+
+def test_worlds_consist_of_whole_segments(job: Job) -> None:
+    """What is left of a broken one waits without disturbing, until it is whole."""
+    with ExitStack() as stack, ThreadPoolExecutor(5) as pool:
+
+        def node(domain: str) -> Group:
+            return stack.enter_context(job.group("2:4", segment_size=2, domain_key=domain))
+
+        left, leaves, *right = [node("rack-1"), node("rack-1"), node("rack-2"), node("rack-2")]
+        first = join_all([*right, left, leaves])
+        assert [world.rank // 2 for world in first] == [1, 1, 0, 0]
+        leaves.leave()
+        assert all(world.wait_over(LIMIT_S) for world in first[:3])
+        waits = pool.submit(left.join)
+        second = join_all(right)
+        assert {world.size for world in second} == {2}
+        assert not second[0].wait_over(1.0)
+        instead = pool.submit(node("rack-1").join)
+        assert second[0].wait_over(LIMIT_S)
+        third = [*join_all(right), waits.result(LIMIT_S), instead.result(LIMIT_S)]
+        assert {world.size for world in third} == {4}
+        assert {third[2].rank // 2, third[3].rank // 2} == {1}
 
 
 def test_a_node_that_leaves_is_noticed_long_before_its_lease_would_end(job: Job) -> None:

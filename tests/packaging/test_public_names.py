@@ -57,6 +57,7 @@ _KINDS = {
     OptionKind.SECONDS: "float",
     OptionKind.WHOLE_SECONDS: "int",
     OptionKind.COUNT: "int",
+    OptionKind.COUNT_OR_ALL: "int | str",
     OptionKind.FLAG: "bool",
     OptionKind.FILE: "str | Path",
     OptionKind.TEXT: "str",

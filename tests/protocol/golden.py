@@ -42,6 +42,7 @@ NODE = NodeInfo(
     3,
     SETTINGS,
     rank_key="rack-1",
+    domain="nvl-7",
     epoch_seen=41,
     epoch_trained=40,
     clock_us=99,
@@ -54,6 +55,7 @@ NODE = NodeInfo(
 )
 NODE_TEXT = (
     f'{{"v":1,"address":"10.0.0.1","port":40001,"arrived_for":3,{SETTINGS_TEXT},"rank_key":"rack-1",'
+    '"domain":"nvl-7",'
     '"epoch_seen":41,"epoch_trained":40,"clock_us":99,"data":{"gpus":8},"peer_port":40002,'
     '"round_trip_ms":12,"because":"its worker failed"'
 )
@@ -111,9 +113,16 @@ WRITTEN: dict[str, tuple[Callable[[Any], bytes], Decode, Any, str]] = {
     "record": (
         values.encode_round,
         values.decode_round,
-        replace(ROUND, expelled=(B,), heirs=(B,), began_as="run-0", lease_ttls_s=Ttls(5, 30)),
+        replace(
+            ROUND,
+            expelled=(B,),
+            heirs=(B,),
+            began_as="run-0",
+            lease_ttls_s=Ttls(5, 30),
+            domains={"nvl-7": 2, "nvl-8": 1},
+        ),
         FORMED_TEXT + f',"expelled":["{B}"],"heirs":["{B}"],"began_as":"run-0",'
-        '"lease_ttls":{"shortest":5,"longest":30}}',
+        '"lease_ttls":{"shortest":5,"longest":30},"domains":{"nvl-7":2,"nvl-8":1}}',
     ),
     "record of a large world that was put back": (
         values.encode_round,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 
 from rdzv_etcd.protocol.closing import Close, KeepWaiting, decide_close
@@ -54,8 +55,11 @@ class Scene:
         at: int = 5,
         expelled: str = "",
         heirs: str = "",
+        segment: int = 1,
+        domains: Mapping[str, int] | None = None,
     ) -> None:
-        self.settings = JobSettings(least, most, unit)
+        """With segments, the first letter of a node's name is its domain."""
+        self.settings = JobSettings(least, most, unit, segment)
         self.opened_s = NOW_S - 5.0
         self.give_up_s = math.inf
         self._revision = 100
@@ -75,6 +79,7 @@ class Scene:
                 7,
                 expelled=names(expelled),
                 heirs=names(heirs),
+                domains=domains or {},
             )
         self.control = Control(self._revision, record, 50 if members else 0)
         for name in names(members):
@@ -196,6 +201,7 @@ class Scene:
             2000,
             arrived_for,
             settings if settings else self.settings,
+            domain=name[0] if self.settings.has_segments else None,
             epoch_trained=trained,
         )
         created = self._revision if before is None else before.create_revision

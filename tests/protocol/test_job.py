@@ -192,6 +192,10 @@ STORIES: dict[str, list[Moment]] = {
         ("units of 3", Scene(1, 4, 3, members="a b").new("x y z")),
         ("before the first world others may come to fill a unit", Scene(2, 4, 2).new("a")),
     ],
+    "spares where segments are whole": [
+        ("segments of 2", Scene(2, 6, segment=2, members="a1 a2").new("b1 c1 c2 b2 d1 d2")),
+        ("one of each has come", Scene(2, 2, segment=2).new("a1 b1 c1")),
+    ],
     "a member that has finished is neither at work nor waiting": [
         ("a has finished, c waits", Scene(1, 2, members="a b").finished("a").new("c")),
         ("b is back", Scene(1, 2, members="a b").finished("a").changed(waiters="b").back("b")),

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from rdzv_etcd.protocol.closing import Close, KeepWaiting, decide_close
 from rdzv_etcd.protocol.model import Change, Closure, Control, NodeInfo, Nodes, Presence, Round
 from rdzv_etcd.protocol.ranks import assign_ranks
+from rdzv_etcd.protocol.segments import Segment
 from rdzv_etcd.settings import JobSettings
 from tests.protocol.scenes import TIMING
 
@@ -140,7 +141,8 @@ def test_survivors_keep_their_ranks_where_possible(
     new = ids[before:][: max(0, size - len(old))]
     assume(old or new)
     chosen = [NodeInfo(node_id, "h", 1, 1, OTHER) for node_id in [*sorted(old), *new]]
-    world = [node.node_id for node in assign_ranks(chosen, previous)]
+    segments = [Segment((node,), previous.get(node.node_id)) for node in chosen]
+    world = [node.node_id for node in assign_ranks(segments, previous)]
     assert sorted(world) == sorted([*old, *new])
     stay = [node_id for node_id in old if previous[node_id] < len(world)]
     moved = [node_id for node_id in stay if world[previous[node_id]] != node_id]

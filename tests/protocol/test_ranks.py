@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
 import pytest
 
 from rdzv_etcd.protocol.model import NodeInfo
-from rdzv_etcd.protocol.ranks import assign_ranks, natural_order
+from rdzv_etcd.protocol.ranks import assign_ranks
+from rdzv_etcd.protocol.segments import Segment, natural_order
 from rdzv_etcd.settings import JobSettings
 
 
@@ -16,7 +19,12 @@ def ranks(chosen: str, previous: str = "") -> str:
         name, _, key = word.partition(":")
         infos.append(NodeInfo(name, name, 1, 1, JobSettings(1, 99), key or None))
     before = {name: rank for rank, name in enumerate(previous.split())}
-    return " ".join(info.node_id for info in assign_ranks(infos, before))
+    return order(infos, before)
+
+
+def order(infos: Iterable[NodeInfo], before: Mapping[str, int]) -> str:
+    segments = [Segment((info,), before.get(info.node_id)) for info in infos]
+    return " ".join(info.node_id for info in assign_ranks(segments, before))
 
 
 @pytest.mark.parametrize(
@@ -60,7 +68,7 @@ def test_rank_0_goes_to_a_node_that_trained_the_latest_world(
         for name, epoch in trained.items()
     ]
     before = {name: rank for rank, name in enumerate(previous.split())}
-    assert " ".join(info.node_id for info in assign_ranks(infos, before)) == expected
+    assert order(infos, before) == expected
 
 
 @pytest.mark.parametrize(

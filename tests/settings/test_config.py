@@ -23,7 +23,13 @@ from rdzv_etcd.settings import (
     Tls,
     options_table,
 )
-from rdzv_etcd.settings.fields import MAX_HISTORY, MAX_ID, MAX_NODES, MAX_RANK_KEY
+from rdzv_etcd.settings.fields import (
+    MAX_HISTORY,
+    MAX_ID,
+    MAX_NODES,
+    MAX_RANK_KEY,
+    WHOLE_DOMAIN,
+)
 from rdzv_etcd.settings.options import NAMES
 from tests.settings.tools import refused, settings
 
@@ -60,6 +66,9 @@ def pem(tmp_path: Path) -> Path:
         ("", "after_end", AfterEnd.NEW_RUN),
         ("after_end=finish", "after_end", AfterEnd.FINISH),
         ("node_unit=2", "job.node_unit", 2),
+        ("segment_size=1", "job.segment_size", 1),
+        ("segment_size=all,domain_key=r7", "job.segment_size", WHOLE_DOMAIN),
+        ("segment_size=all,domain_key=r7", "domain_key", "r7"),
         ("", "embed", False),
         ("embed=1", "embed", True),
         ("embed=no", "embed", False),
@@ -228,6 +237,28 @@ def test_rank_keys_mean_what_their_form_says() -> None:
     refused("variable 'low', which is not set$", rank_key="env:low")
     refused("which is not set", environ=environ, rank_key="EMPTY")
     refused("nothing behind", rank_key="value:")
+
+
+def test_segments_and_their_domains_must_fit() -> None:
+    environ = {"RACK": "r7"}
+    made = settings(nodes=(4, 8), segment_size="4", domain_key="env:RACK", environ=environ)
+    assert (made.job.segment_size, made.domain_key) == (4, "r7")
+    assert str(made.job) == "min_nodes=4, max_nodes=8, segment_size=4"
+    whole = settings(nodes=(3, 5), segment_size="all", domain_key=7)
+    assert str(whole.job) == "min_nodes=3, max_nodes=5, segment_size=all"
+    refused("domain_key=env:RACK names .*'RACK', which is not set", domain_key="env:RACK")
+    refused("segment_size=4 needs domain_key", nodes=(4, 8), segment_size=4)
+    refused("segment_size=all needs domain_key", segment_size="all")
+    refused("domain_key needs segment_size", domain_key="r7")
+    fits: dict[str, Any] = {"domain_key": "r7", "segment_size": 4}
+    refused(r"min_nodes \(--nnodes\) is 6, .*nearest that fit are 4 and 8", nodes=(6, 8), **fits)
+    refused(r"max_nodes \(--nnodes\) is 9, .*nearest that fit are 8 and 12", nodes=(4, 9), **fits)
+    refused("min_nodes.* is 2, .*nearest that fit are 4$", nodes=(2, 8), **fits)
+    refused("node_unit=2 and segment_size=4 exclude", nodes=(4, 8), node_unit=2, **fits)
+    refused("segment_size='0' must be .*, or all", domain_key="r7", segment_size="0")
+    refused("segment_size='rack' must be .*, or all", domain_key="r7", segment_size="rack")
+    refused("domain_key has 256 characters", domain_key="r" * 256, segment_size="all")
+    refused("must be printable", domain_key="a\nb", segment_size="all")
 
 
 def test_the_job_id_and_address_must_be_text() -> None:
