@@ -65,6 +65,7 @@ _OURS = Look("#c2185b", "o", "-", "", 2.6)
 LOOKS = {
     "etcd3": _OURS,
     "etcd3 in process": Look("#f06292", "o", "-", "..."),
+    "etcd3 in process under torchrun": Look("#ad1457", "o", "-", ".."),
     "etcd3 embedded": Look("#880e4f", "o", "--", "xx"),
     "bare": Look("#6e7781", "x", (":")),
     "none": Look("#afb8c1"),

@@ -37,9 +37,16 @@ in it. New workers may then wait for ever. This is torch's switch against it.
 IN_PROCESS = "etcd3 in process"
 """Not torchrun's: each node is one process of :mod:`benchmarks.workers.in_process`, which goes on
 itself."""
+SUPERVISED = "etcd3 in process under torchrun"
+"""torchrun's agents, each of which starts two such processes and looks after them."""
 EMBEDDED = "etcd3 embedded"
 """torchrun's etcd3, on a cluster of etcd that the job's own hosts run."""
 _OWN_STORE_ENV = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+
+
+LIVES = 100_000
+"""A process that goes on itself has a life in every world: its process id times this, and the
+number of the round."""
 
 
 class JobError(Exception):
@@ -90,7 +97,8 @@ class JobOptions:
     @property
     def torch_backend(self) -> str:
         """The backend's name for torchrun."""
-        return "etcd3" if self.backend == EMBEDDED else self.backend.removesuffix(OWN_STORE)
+        ours = self.backend in (EMBEDDED, SUPERVISED)
+        return "etcd3" if ours else self.backend.removesuffix(OWN_STORE)
 
     @property
     def is_c10d(self) -> bool:
@@ -110,6 +118,7 @@ class TracedAgent:
         self.name = name
         self.place = place
         self.expected_to_end = False
+        self._is_supervisor = job.options.backend == SUPERVISED
         self._files = [job.folder / f"{name}.agent", job.folder / f"{name}.workers"]
         self._output = job.folder / f"{name}.output"
         with self._output.open("wb") as output:
@@ -127,6 +136,8 @@ class TracedAgent:
         options = job.options
         if options.backend == IN_PROCESS:
             return self._in_process(options, conf)
+        if options.backend == SUPERVISED:
+            return self._supervised(job, conf)
         command = [sys.executable, "-m", options.launcher, str(self._files[0])]
         command += [f"--nnodes={options.nnodes}", f"--nproc-per-node={options.workers}"]
         command += [
@@ -139,6 +150,17 @@ class TracedAgent:
         command += [f"--log-dir={job.folder / 'torchrun'}", f"--local-addr={self.place.address}"]
         command += [str(SCRIPT), f"--moments={self._files[1]}", f"--stop-file={job.stop_file}"]
         return [*command, f"--device={options.device}", f"--collectives={options.collectives}"]
+
+    def _supervised(self, job: TracedJob, conf: dict[str, str]) -> list[str]:
+        options = job.options
+        command = [sys.executable, "-m", "torch.distributed.run", f"--nnodes={options.nnodes}"]
+        command += [f"--nproc-per-node={options.workers}", "--rdzv-backend=etcd3"]
+        command += [f"--rdzv-endpoint={options.endpoint}", f"--rdzv-id={options.run_id}"]
+        command.append("--rdzv-conf=" + ",".join(f"{k}={v}" for k, v in conf.items()))
+        command += ["--max-restarts=100", f"--log-dir={job.folder / 'torchrun'}"]
+        command += [f"--local-addr={self.place.address}", "-m", "benchmarks.workers.in_process"]
+        command += [f"--trace={self._files[0]}", f"--moments={self._files[1]}"]
+        return [*command, f"--collectives={options.collectives}"]
 
     def _in_process(self, options: JobOptions, conf: dict[str, str]) -> list[str]:
         command = [sys.executable, "-m", "benchmarks.workers.in_process"]
@@ -161,9 +183,20 @@ class TracedAgent:
         return sorted(notes, key=lambda note: note.time_s)
 
     def rank(self) -> int | None:
-        """The node's rank in the newest round it has joined."""
-        ranks = [note.rank for note in self.notes() if note.event == "rendezvous_end"]
+        """The node's rank in the newest round it has joined; of several nodes the lowest."""
+        notes = self.notes()
+        if self._is_supervisor:
+            begun = [note for note in notes if note.event == "worker_begin"]
+            newest = {note.pid // LIVES: note.rank for note in begun}
+            return min((rank for rank in newest.values() if rank is not None), default=None)
+        ranks = [note.rank for note in notes if note.event == "rendezvous_end"]
         return ranks[-1] if ranks else None
+
+    def pids(self) -> set[int]:
+        """Of the node, or of the several that this agent looks after."""
+        if not self._is_supervisor:
+            return {self.process.pid}
+        return {note.pid // LIVES for note in self.notes() if note.pid}
 
     def kill(self) -> float:
         """End agent and workers like a power cut; returns the moment."""
@@ -185,7 +218,8 @@ class TracedAgent:
 
     def kill_worker(self) -> float:
         """Kill one worker; returns the moment."""
-        workers = {note.pid for note in self.notes() if note.event == "step"}
+        steps = [note.pid for note in self.notes() if note.event == "step"]
+        workers = {pid // LIVES if self._is_supervisor else pid for pid in steps}
         alive = [c for c in psutil.Process(self.process.pid).children(True) if c.pid in workers]
         moment_s = time.monotonic()
         alive[0].kill()

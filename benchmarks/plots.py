@@ -31,11 +31,13 @@ from benchmarks.drawing import (
     new_figure,
     seconds_axis,
 )
+from benchmarks.jobs import EMBEDDED, IN_PROCESS, SUPERVISED
 from benchmarks.timeline import FORMING, UNSPLIT, WAIT, middle_run, timeline
 
 Document = Mapping[str, Any]
-OURS, IN_PROCESS, EMBEDDED, BARE = "etcd3", "etcd3 in process", "etcd3 embedded", "bare"
+OURS, BARE = "etcd3", "bare"
 """Names in result files."""
+_ALONE = (OURS, IN_PROCESS, SUPERVISED, EMBEDDED)
 TITLES = {
     "latency": "Time to form a world, by number of nodes",
     "peers": "Time for the nodes of different systems to meet",
@@ -300,7 +302,7 @@ def draw_recovery(document: Document) -> Figure:
     """Timelines made of parts, grouped by fault: of all backends, and of ours on a scale that
     shows the parts."""
     bars = _recovery_bars(document)
-    ours = [key for key in bars if key[1] in (OURS, IN_PROCESS, EMBEDDED)]
+    ours = [key for key in bars if key[1] in _ALONE]
     with_others = {case for case, backend in bars if (case, backend) not in ours}
     panels = [
         _Panel(_RECOVERY, [bars[key] for key in bars if key[0] in with_others], _PARTS),

@@ -2,7 +2,9 @@
 
 Three torchrun agents, one gloo worker each that steps all the time, minimum two nodes; all settings
 are the backends' defaults, except what ``--lease-ttl`` says. ``etcd3 in process`` is the same
-without torchrun: three processes that step, and go on themselves. ``etcd3 embedded`` has no etcd
+without torchrun: three processes that step, and go on themselves; ``etcd3 in process under
+torchrun`` is three agents, each of which looks after two such processes: there a case ends with the
+next step of the other hosts. ``etcd3 embedded`` has no etcd
 beside it: each agent's host runs a member of a cluster of three.
 """
 
@@ -28,6 +30,7 @@ from benchmarks.jobs import (
     IN_PROCESS,
     OWN_STORE,
     PHASES,
+    SUPERVISED,
     JobError,
     JobOptions,
     Place,
@@ -44,7 +47,7 @@ from tests.support.processes import free_port
 from tests.support.servers import EtcdBinary
 
 NAME = "recovery"
-_OURS = ("etcd3", IN_PROCESS, EMBEDDED)
+_OURS = ("etcd3", IN_PROCESS, SUPERVISED, EMBEDDED)
 _TORCHRUN_S = ("etcd3", "c10d", f"c10d{OWN_STORE}", "etcd-v2", f"etcd-v2{OWN_STORE}", "etcd")
 BACKENDS = (*_OURS, *_TORCHRUN_S[1:])
 V2_BACKENDS = ("etcd-v2", f"etcd-v2{OWN_STORE}", "etcd")
@@ -66,7 +69,7 @@ _ONLY = {
     "leader": ("etcd3", IN_PROCESS),
     "store-host": _STORED_ON_A_HOST,
     "store-silent": _STORED_ON_A_HOST,
-    "worker-crash": _TORCHRUN_S,  # without an agent it is that of a member
+    "worker-crash": (SUPERVISED, *_TORCHRUN_S),  # without an agent it is that of a member
 }
 """Cases that exist for some backends only."""
 WITH_ITS_STORE = ("store-host", "store-silent")
@@ -140,7 +143,11 @@ def _measure(
         elif backend == EMBEDDED:
             way = ",".join(f"{place.address}:{port}" for place in places)
             conf.update(embed="1", embed_grace="5")
-        job = stack.enter_context(TracedJob(JobOptions(backend, way, nnodes, conf=conf), folder))
+        elif backend == SUPERVISED:
+            conf.update(in_process="1")
+        workers = 2 if backend == SUPERVISED else 1
+        job_options = JobOptions(backend, way, nnodes, workers=workers, conf=conf)
+        job = stack.enter_context(TracedJob(job_options, folder))
         try:
             agents, host = _start(job, case, places, binary)
             job.await_steps(agents, after_s=0.0, limit_s=START_LIMIT_S, steps=20)
@@ -257,16 +264,17 @@ def _hurt(
         event_s = netns.lose(cables[victim])
     else:
         event_s = actions.get(case, victim.kill)()
-    running = agents if case == "worker-crash" else [a for a in agents if a is not victim]
+    goes_on = case == "worker-crash" and job.options.backend != SUPERVISED
+    running = agents if goes_on else [a for a in agents if a is not victim]
     return event_s, running, was
 
 
 def _leader(job: TracedJob, agents: list[TracedAgent], server: BenchmarkEtcd) -> TracedAgent | None:
-    """Return etcd3's leader: its node id has the agent's process id in the middle."""
+    """Return etcd3's leader: its node id has the node's process id in the middle."""
     found = server.keys(f"/rdzv_etcd/{job.options.run_id}/ctl/leader".encode())
     for value in found.values():
         pid = int(json.loads(value)["node"].split("~")[1])
-        return next((agent for agent in agents if agent.process.pid == pid), None)
+        return next((agent for agent in agents if pid in agent.pids()), None)
     return None
 
 

@@ -27,7 +27,7 @@ from benchmarks import (
     store,
 )
 from benchmarks.drawing import save
-from benchmarks.jobs import EMBEDDED, IN_PROCESS, OWN_STORE
+from benchmarks.jobs import EMBEDDED, IN_PROCESS, OWN_STORE, SUPERVISED
 
 NAME = "report"
 BEGIN, END = "<!-- benchmarks:begin -->", "<!-- benchmarks:end -->"
@@ -226,6 +226,11 @@ def _recovery(document: dict[str, Any]) -> str:
         if IN_PROCESS in known
         else ""
     )
+    if SUPERVISED in known:
+        in_process += (
+            f" `{SUPERVISED}` is the [same under torchrun](guide.md#without-restarts), two workers "
+            "for each agent: the next step of the other hosts."
+        )
     return (
         "**Recovery**: three `torchrun` agents (two before a node is added), one gloo worker "
         "each; from the fault until the new ranks are known / until the first step in the new "

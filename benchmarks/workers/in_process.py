@@ -24,7 +24,8 @@ import torch.distributed as dist
 
 import rdzv_etcd
 import rdzv_etcd.torch
-from rdzv_etcd import World
+from benchmarks.jobs import LIVES
+from rdzv_etcd import Group, World
 
 
 class Notes:
@@ -39,7 +40,7 @@ class Notes:
         self._agent.write(json.dumps(line) + "\n")
 
     def of_worker(self, event: str, world: World) -> None:
-        life = os.getpid() * 100_000 + world.round
+        life = os.getpid() * LIVES + world.round
         line = {"event": event, "time": time.monotonic(), "pid": life}
         who = {"rank": world.rank, "size": world.size, "restarts": 0}
         self._worker.write(json.dumps({**line, **who}) + "\n")
@@ -48,17 +49,8 @@ class Notes:
 def main() -> None:
     args = parse_arguments()
     notes = Notes(args.trace, args.moments)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     torch.set_num_threads(1)
-    fewest, _, most = args.nodes.partition(":")
-    conf: dict[str, Any] = dict(part.split("=", 1) for part in filter(None, args.conf.split(",")))
-    with rdzv_etcd.connect(
-        args.endpoint,
-        job=args.job,
-        nodes=(int(fewest), int(most or fewest)),
-        local_addr=args.local_addr,
-        **conf,
-    ) as group:
+    with connect(args) as group:
         join = group.join
 
         @functools.wraps(join)
@@ -75,6 +67,18 @@ def main() -> None:
         )
 
 
+def connect(args: argparse.Namespace) -> Group:
+    if dist.is_torchelastic_launched():
+        return rdzv_etcd.torch.connect_worker()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    fewest, _, most = args.nodes.partition(":")
+    conf: dict[str, Any] = dict(part.split("=", 1) for part in filter(None, args.conf.split(",")))
+    nodes = int(fewest), int(most or fewest)
+    return rdzv_etcd.connect(
+        args.endpoint, job=args.job, nodes=nodes, local_addr=args.local_addr, **conf
+    )
+
+
 def train(notes: Notes, step_seconds: float, world: World) -> None:
     notes.of_worker("worker_ready", world)
 
@@ -84,7 +88,7 @@ def train(notes: Notes, step_seconds: float, world: World) -> None:
 
     threading.Thread(target=note_end, daemon=True).start()
     try:
-        while not world.over:
+        while not world.should_yield:
             values = torch.tensor([world.rank + 1])
             dist.all_reduce(values)
             if values.item() != world.size * (world.size + 1) // 2:
@@ -99,10 +103,10 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--trace", type=Path, required=True)
     parser.add_argument("--moments", type=Path, required=True)
-    parser.add_argument("--endpoint", required=True)
-    parser.add_argument("--job", required=True)
-    parser.add_argument("--nodes", required=True)
-    parser.add_argument("--local-addr", required=True)
+    parser.add_argument("--endpoint")
+    parser.add_argument("--job")
+    parser.add_argument("--nodes")
+    parser.add_argument("--local-addr")
     parser.add_argument("--conf", default="")
     parser.add_argument("--collectives", default="gloo")
     parser.add_argument("--step-seconds", type=float, default=0.05)

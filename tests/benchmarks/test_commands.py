@@ -17,7 +17,7 @@ pytest.importorskip("rich", reason="the extra `bench` is not installed")
 pytest.importorskip("matplotlib", reason="the extra `bench` is not installed")
 
 from benchmarks.__main__ import COMMANDS, main
-from benchmarks.jobs import EMBEDDED, IN_PROCESS, PHASES
+from benchmarks.jobs import EMBEDDED, IN_PROCESS, PHASES, SUPERVISED
 from benchmarks.report import BEGIN, END
 from benchmarks.scale import FIRST, IDLE, LEADER, ONE, TENTH, WrongWorldError, check_world, fit
 from benchmarks.scale import PHASES as PHASES_OF_SCALE
@@ -140,7 +140,7 @@ def test_the_fit_finds_the_exponent() -> None:
 
 @pytest.mark.release
 @pytest.mark.torchrun
-@pytest.mark.parametrize("backend", ["etcd3", IN_PROCESS])
+@pytest.mark.parametrize("backend", ["etcd3", IN_PROCESS, SUPERVISED])
 def test_recovery(tmp_path: Path, backend: str) -> None:
     document = run(
         tmp_path,
