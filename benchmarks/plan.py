@@ -9,7 +9,8 @@ others are simulated, a share of them in each of the other processes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from rdzv_etcd.protocol.keys import JobKeys
@@ -35,6 +36,8 @@ class Plan:
     """Of each of these processes."""
     lease_ttl_s: int
     slice_nodes: int
+    rack_nodes: int = 1
+    """Only racks with so many nodes are in a world; 1: each node is by itself."""
 
     @property
     def size(self) -> int:
@@ -63,6 +66,17 @@ class Plan:
     def address(self, index: int) -> str:
         return f"10.{index >> 16 & 255}.{index >> 8 & 255}.{index & 255}"
 
+    def rack(self, index: int) -> str | None:
+        """The first rack has those who may lead, as they have the first ranks."""
+        return None if self.rack_nodes == 1 else f"rack-{index // self.rack_nodes}"
+
+    def seated(self, gone: Collection[int]) -> frozenset[int]:
+        """Return the nodes that hold a rank: those whose racks are complete."""
+        here = set(range(self.nodes)).difference(gone)
+        rack = self.rack_nodes
+        sizes = Counter(index // rack for index in here)
+        return frozenset(index for index in here if sizes[index // rack] == rack)
+
     @property
     def keys(self) -> JobKeys:
         return JobKeys(self.settings.prefix, self.job)
@@ -75,11 +89,13 @@ class Plan:
     @property
     def settings(self) -> Settings:
         """Half of the nodes are enough, so that a loss is followed by a round without the lost."""
+        most, rack = len(self.seated(())), self.rack_nodes
         return Settings(
             self.job,
-            JobSettings(max(1, self.nodes // 2), self.nodes),
+            JobSettings(max(1, most // rack // 2) * rack, most, segment_size=rack),
             self.connection,
             Timing(lease_ttl_s=self.lease_ttl_s),
+            domain_key=self.rack(0),
             slice_nodes=self.slice_nodes,
         )
 
@@ -92,5 +108,7 @@ class Plan:
 
     @property
     def lost_together(self) -> frozenset[int]:
-        """Every tenth of the simulated nodes that are there."""
-        return frozenset(range(self.heads, self.nodes, 10)) - self.lost_alone
+        """Every tenth of the simulated nodes that are there; of racks, all nodes of every tenth."""
+        rack = self.rack_nodes
+        lost = (index for index in range(self.heads, self.nodes) if index // rack % 10 == 9)
+        return frozenset(lost) - self.lost_alone

@@ -7,8 +7,8 @@ import asyncio
 import functools
 import time
 import uuid
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -58,6 +58,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--slice-nodes", type=options.count, default=128, help="the option slice_nodes"
     )
+    parser.add_argument(
+        "--rack-nodes",
+        type=options.count,
+        default=1,
+        help="only whole racks of so many nodes are in a world; 1: there are no racks",
+    )
     parser.add_argument("--lease-ttl", type=options.count, default=10, help="seconds")
     parser.add_argument("--idle", type=float, default=10.0, help="seconds; a lease's TTL at least")
     parser.add_argument("--limit", type=float, default=300.0, help="seconds for one phase")
@@ -95,6 +101,7 @@ def _plan(args: argparse.Namespace, server: BenchmarkEtcd, nodes: int) -> Plan:
         connections=args.connections,
         lease_ttl_s=args.lease_ttl,
         slice_nodes=args.slice_nodes,
+        rack_nodes=args.rack_nodes,
     )
 
 
@@ -158,7 +165,8 @@ class _Meter:
         if problems:
             raise WrongWorldError("; ".join(problems[:3]))
         nodes = [node for answer in answers for node in answer["nodes"]]
-        check_world(nodes, self.alive)
+        gone = set(range(self.plan.nodes)) - self.alive
+        check_world(nodes, self.plan.seated(gone))
         told, arrived, ranked = zip(*(times for *_, times in nodes), strict=True)
         since = [time_s - begin_s for time_s in ranked]
         steps = {"told_s": max(told) - begin_s, "arrived_s": max(arrived) - begin_s}
@@ -175,11 +183,11 @@ class WrongWorldError(Exception):
     """The nodes do not form one world."""
 
 
-def check_world(nodes: Sequence[Any], alive: set[int]) -> None:
-    """Everybody alive holds a rank of the same round, and each rank is held once."""
+def check_world(nodes: Sequence[Any], seated: Collection[int]) -> None:
+    """These nodes hold a rank of the same round, and each rank is held once."""
     indices = sorted(index for index, *_ in nodes)
-    if indices != sorted(alive):
-        raise WrongWorldError(f"{len(indices)} nodes hold ranks, {len(alive)} should")
+    if indices != sorted(seated):
+        raise WrongWorldError(f"{len(indices)} nodes hold ranks, {len(seated)} should")
     places = {place for _, _, place, _ in nodes}
     if len(places) != 1:
         raise WrongWorldError(f"the nodes see different worlds: {sorted(places)[:4]}")
@@ -276,6 +284,7 @@ async def _revoke(plan: Plan, leases: Sequence[int]) -> None:
 def _measure_bare(
     plan: Plan, server: BenchmarkEtcd, args: argparse.Namespace
 ) -> list[dict[str, Any]]:
+    plan = replace(plan, rack_nodes=1)
     try:
         with Fleet(functools.partial(BareProcess, plan), plan.size) as fleet:
             meter = _Meter(plan, server, fleet, args.limit)

@@ -11,6 +11,7 @@ import gc
 import itertools
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 import grpc.aio
@@ -36,6 +37,7 @@ class ScaleProcess:
     def __init__(self, plan: Plan, process: int) -> None:
         self._plan = plan
         self._process = process
+        self._gone: set[int] = set()
 
     def prepare(self) -> None:
         self._loop = LoopHold()
@@ -68,12 +70,15 @@ class ScaleProcess:
         """Let each watch its own presence, as a member does some time after its first round."""
 
     def lose_alone(self) -> list[int]:
+        self._gone |= self._plan.lost_alone
         return self._lose(self._plan.lost_alone)
 
     def lose_together(self) -> list[int]:
+        self._gone |= self._plan.lost_together
         return self._lose(self._plan.lost_together)
 
     def lose_leader(self) -> list[int]:
+        self._gone.add(0)
         return []
 
     def _lose(self, _victims: Iterable[int]) -> list[int]:
@@ -103,7 +108,12 @@ class RealNodes(ScaleProcess):
         clock = SystemClock()
         self._clients = [EtcdClient(plan.connection, clock) for _ in plan.share(self._process)]
         self._nodes = {
-            index: Node(client, plan.settings, Identity(plan.node_id(index), f"run{index}"), clock)
+            index: Node(
+                client,
+                replace(plan.settings, domain_key=plan.rack(index)),
+                Identity(plan.node_id(index), f"run{index}"),
+                clock,
+            )
             for index, client in zip(plan.share(self._process), self._clients, strict=True)
         }
         for node in self._nodes.values():
@@ -151,20 +161,22 @@ class RealNodes(ScaleProcess):
         return self._loop.run(self._hold_ranks())
 
     async def _hold_ranks(self) -> dict[str, Any]:
+        seated = self._plan.seated(self._gone).intersection(self._nodes)
         while True:
             self._changed.clear()
             for living in self._living:
                 if living.done():
                     living.result()
-            held = list(self._worlds.values())
+            held = [world for index, world in self._worlds.items() if index in seated]
             rounds = {place[0] for _, _, place, _ in held}
-            if len(held) == len(self._nodes) and min(rounds, default=self._round + 1) > self._round:
+            if len(held) == len(seated) and min(rounds, default=self._round + 1) > self._round:
                 self._round = max(rounds, default=self._round + 1)
                 return {"nodes": held, "problems": [], "resigned": 0}
             await self._changed.wait()
 
     def lose_leader(self) -> list[int]:
         """Freeze the process that leads: to the others the machine has died."""
+        super().lose_leader()
         if self._process != LEADER_PROCESS:
             return []
         (node,) = self._nodes.values()
@@ -180,6 +192,8 @@ class SimulatedNodes(ScaleProcess):
         plan, keys = self._plan, self._plan.keys
         self._told = asyncio.Event()
         self._round = 0
+        self._seated: frozenset[int] = frozenset()
+        """Who is to hold a rank of the next round."""
         self._waited_for: set[int] = set()
         self._reached: Callable[[SimulatedNode], bool] = self._holds_next
         clock = SystemClock()
@@ -241,6 +255,7 @@ class SimulatedNodes(ScaleProcess):
         return self._loop.run(self._hold_ranks())
 
     async def _hold_ranks(self) -> dict[str, Any]:
+        self._seated = self._plan.seated(self._gone)
         problems = await self._until(self._holds_next)
         nodes = [node for node in self._nodes if not node.is_gone]
         held = [
@@ -253,6 +268,8 @@ class SimulatedNodes(ScaleProcess):
         return {"nodes": held, "problems": problems[:3], "resigned": resigned}
 
     def _holds_next(self, node: SimulatedNode) -> bool:
+        if node.index not in self._seated:
+            return True
         return node.world is not None and node.world.round > self._round
 
     async def _until(self, reached: Callable[[SimulatedNode], bool]) -> list[str]:

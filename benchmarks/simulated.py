@@ -120,8 +120,8 @@ class SimulatedNode:
             self._fail(RuntimeError(f"the presence of {self._member.node_id} is gone"))
 
     def _presence(self) -> NodeInfo:
-        address = self._plan.address(self.index)
-        return NodeInfo(self._member.node_id, address, 29400, 0, self._settings)
+        address, rack = self._plan.address(self.index), self._plan.rack(self.index)
+        return NodeInfo(self._member.node_id, address, 29400, 0, self._settings, domain=rack)
 
     # -- what follows from what is seen -----------------------------------------------------------
 

@@ -92,8 +92,11 @@ def test_store(tmp_path: Path) -> None:
     assert {"set", "get", "wait", "add, 2 writers", "exchange", "barrier"} <= operations
 
 
-@pytest.mark.slow
-def test_scale(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "rack_nodes",
+    [pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.release)],
+)
+def test_scale(rack_nodes: int, tmp_path: Path) -> None:
     """Every phase with ranks in slices; that each world is right is checked by the command."""
     document = run(
         tmp_path,
@@ -102,6 +105,7 @@ def test_scale(tmp_path: Path) -> None:
         "--heads=8",
         "--connections=1",
         "--slice-nodes=16",
+        f"--rack-nodes={rack_nodes}",
         "--lease-ttl=15",  # the real nodes among them must not lose theirs
         "--idle=1",
     )
