@@ -86,6 +86,7 @@ class Life(Part):
             self._stage.note("the job comes back")
             for _ in range(max(self._stage.least(), self._plan.nodes)):
                 self._stage.newcomer()
+            self._stage.complete()
             await self._afterwards.converge()
             await self._afterwards.leave_all()
         await self._afterwards.check_nothing_left()

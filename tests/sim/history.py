@@ -6,6 +6,7 @@ knows nothing of how either came about. Each check is a promise of :mod:`tests.s
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rdzv_etcd.protocol.keys import JobKeys
@@ -104,6 +105,11 @@ class History(Verdicts):
     @property
     def changes(self) -> list[tuple[float, Change]]:
         return self._commits.changes
+
+    def whole(self) -> Mapping[str | None, int]:
+        """How many nodes each domain needs before it is in a world again, by the record."""
+        record = self._state.round
+        return {} if record is None or record.closure is not None else dict(record.domains.items())
 
     def healthy_s(self) -> float | None:
         """Since when etcd has held a round that nobody called over, if it does."""

@@ -23,6 +23,8 @@ class Invariant(Enum):
     SUCCESSION = "a round follows the one it replaces"
     LEADER = "only the leader decides"
     SEATS = "seats for nodes that are there"
+    SEGMENTS = "segments are whole"
+    IN_PLACE = "the others keep their ranks"
     EVICTED = "lost is lost"
     STALE = "no node acts on a round that it knows to be over"
     UNDISTURBED = "no restart without need"

@@ -70,4 +70,9 @@ JOBS = ("neighbour",)
 WORK = ("interrupted_calls",)
 """What workers do besides: see :mod:`tests.sim.work` and :mod:`tests.sim.interruptions`."""
 
-KINDS = (*SETTINGS, *NODES, *OPERATOR, *PEERS, *JOBS, *WORK, *ETCD)
+RACKS = "racks"
+"""Nodes are in racks, and worlds are made of segments of these."""
+OFTEN = (RACKS,)
+"""Drawn in every fourth life, whatever else it draws."""
+
+KINDS = (*SETTINGS, *NODES, *OPERATOR, *PEERS, *JOBS, *WORK, *ETCD, *OFTEN)

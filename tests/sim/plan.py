@@ -8,11 +8,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rdzv_etcd.settings import Timing
-from rdzv_etcd.settings.fields import DEFAULT_SLICE_NODES
+from rdzv_etcd.settings.fields import DEFAULT_SLICE_NODES, WHOLE_DOMAIN
 from rdzv_etcd.settings.options import AfterEnd
-from tests.sim.kinds import KINDS, PEERS
+from tests.sim.kinds import KINDS, OFTEN, PEERS, RACKS
 from tests.sim.world import TIMING
 
+OFTEN_SHARE = 0.25
 KINDS_AT_ONCE = 4
 """Of so many kinds a wide life draws: of more, each would come too seldom to matter."""
 TTLS_S = (2, 5, 10)
@@ -40,6 +41,9 @@ class Plan:
     """Worlds of more nodes are published in slices: small ones, too, in some lives."""
     timing: Timing
     after_end: AfterEnd = AfterEnd.NEW_RUN
+    segment_size: int = 1
+    domains: int = 1
+    """Among how many the nodes are distributed, if there are segments."""
     kinds: tuple[str, ...] = ()
     """What else this life draws, see :mod:`tests.sim.kinds`."""
 
@@ -53,6 +57,7 @@ class Plan:
             "min_nodes": self.min_nodes,
             "max_nodes": self.max_nodes,
             "node_unit": self.node_unit,
+            "segment_size": self.segment_size,
             "timing": self.timing,
             "after_end": self.after_end,
             "works": True,
@@ -63,19 +68,44 @@ class Plan:
 
 def plan(rng_seed: int, *, wide: bool = True, kinds: Sequence[str] = ()) -> Plan:
     """Draw the settings of one seed. ``kinds``: exactly these besides; without ``wide``: none."""
-    drawn = _plan(rng_seed)
+    drawn, given = _plan(rng_seed), tuple(kinds)
     rng = random.Random(f"kinds {rng_seed}")
-    if kinds:
-        return _widened(drawn, rng, tuple(kinds))
-    if not wide or rng.random() < 0.5:
+    if wide and not given:
+        given = _kinds(rng_seed) if rng.random() >= 0.5 else ()
+        given += tuple(kind for kind in OFTEN if _lot(kind, rng_seed) < OFTEN_SHARE)
+    if not given:
         return drawn
-    return _widened(drawn, rng, _kinds(rng_seed))
+    drawn = _widened(drawn, rng, given)
+    return _segmented(drawn, rng_seed) if RACKS in given else drawn
 
 
 def _kinds(rng_seed: int) -> tuple[str, ...]:
     """The kinds of a wide life. One more to draw changes only the lives that draw it."""
-    lots = {kind: random.Random(f"{kind} {rng_seed}").random() for kind in KINDS}
+    lots = {kind: _lot(kind, rng_seed) for kind in KINDS if kind not in OFTEN}
     return tuple(sorted(lots, key=lots.__getitem__)[:KINDS_AT_ONCE])
+
+
+def _lot(kind: str, rng_seed: int) -> float:
+    return random.Random(f"{kind} {rng_seed}").random()
+
+
+def _segmented(drawn: Plan, rng_seed: int) -> Plan:
+    rng = random.Random(f"sizes of segments {rng_seed}")
+    size = rng.choice([2, 2, 3, WHOLE_DOMAIN])
+    if size == WHOLE_DOMAIN:
+        least, most = rng.randint(1, 3), 6
+    else:
+        most = size * rng.randint(1, 3)
+        least = size * rng.randint(1, most // size)
+    return replace(
+        drawn,
+        min_nodes=least,
+        max_nodes=most,
+        node_unit=1,
+        nodes=rng.randint(1, most + 2),
+        segment_size=size,
+        domains=rng.choice([2, 3]),
+    )
 
 
 def _widened(drawn: Plan, rng: random.Random, kinds: tuple[str, ...]) -> Plan:

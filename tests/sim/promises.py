@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 from rdzv_etcd.names import is_unknown
 from rdzv_etcd.protocol.keys import JobKeys
 from rdzv_etcd.protocol.model import Change, NodeInfo, Round
 from rdzv_etcd.settings import Settings
+from rdzv_etcd.settings.fields import WHOLE_DOMAIN
 from rdzv_etcd.settings.options import AfterEnd
 from rdzv_etcd.testing import Applied
 from rdzv_etcd.testing.model import Revoke
 from rdzv_etcd.world_change import LEASE_EXPIRED
+from tests.sim import segments
 from tests.sim.invariants import Invariant, Verdicts
 from tests.sim.state import State
 
@@ -116,12 +119,60 @@ class Promises:
             and nodes[node_id].info.settings == settings
             and not self._has_just_returned(node_id, at_s)
         ]
-        possible = min(settings.max_nodes, record.size + len(outside))
+        seated, waiting = self._domains(record.members), self._domains(outside)
         self._demand(
-            possible // settings.node_unit * settings.node_unit <= record.size,
+            not segments.has_room(seated, waiting, settings, self._whole(record)),
             Invariant.SEATS,
             f"{outside} had arrived, and {record} had free seats",
         )
+        if settings.has_segments:
+            if self._state.round is None:  # and with it how many nodes each domain had
+                self._state.whole.pop(record.origin, None)
+            self._check_segments(record, waiting)
+            self._check_in_place(record, outside)
+
+    def _check_segments(self, record: Round, waiting: Counter[str | None]) -> None:
+        """``waiting``: the domains of those that are there, but not in the world."""
+        seated, whole = self._domains(record.members), self._whole(record)
+        broken = segments.broken(record, self._state.domain, waiting)
+        if record.settings.segment_size == WHOLE_DOMAIN:
+            broken += [(str(name),) for name in seated if seated[name] < whole[name]]
+        self._demand(
+            not broken,
+            Invariant.SEGMENTS,
+            f"{broken} are no whole segments: {record}, {dict(whole)}, waiting: {dict(waiting)}",
+        )
+        self._state.whole[record.origin] = whole | (seated + waiting)
+
+    def _check_in_place(self, record: Round, outside: Collection[str]) -> None:
+        """A loss of data may leave no one who knows the ranks, or give rank 0 to somebody who
+        knows a later world."""
+        state, before = self._state, self._state.round
+        if before is None or before.origin != record.origin:
+            fresh = not any(state.highest.get(node_id) for node_id in record.members)
+            self._demand(
+                not fresh or segments.in_order(record, state.domain),
+                Invariant.IN_PLACE,
+                f"the domains of {record} are not in order",
+            )
+            return
+        if before.epoch_fixed is not None or before.heirs or record.heirs:
+            return
+        keyed = any(
+            state.nodes[name].info.rank_key for name in record.members if name in state.nodes
+        )
+        moved = segments.moved(before, record, state.domain, outside, keyed=keyed)
+        self._demand(
+            not moved,
+            Invariant.IN_PLACE,
+            f"{moved} have not kept their places: {before} was followed by {record}",
+        )
+
+    def _domains(self, nodes: Iterable[str]) -> Counter[str | None]:
+        return Counter(self._state.domain.get(node_id) for node_id in nodes)
+
+    def _whole(self, record: Round) -> Counter[str | None]:
+        return self._state.whole.get(record.origin, Counter())
 
     def _has_just_returned(self, node_id: str, at_s: float) -> bool:
         """Whether its presence, which had gone, is there again since etcd went back just now."""
@@ -210,10 +261,10 @@ class Promises:
             for info in seen
         )
         new = {info.node_id for info in seen} - set(record.members)
-        settings = record.settings
-        possible = min(settings.max_nodes, record.size + len(new))
+        seated, perhaps = self._domains(record.members), self._domains(new)
+        possible = segments.largest(seated, record.settings, self._whole(record), perhaps)
         self._demand(
-            back or possible // settings.node_unit * settings.node_unit > record.size,
+            back or possible > record.size,
             Invariant.UNDISTURBED,
             f"{change} ends {record}, which could not grow",
         )
@@ -264,7 +315,10 @@ class Promises:
         expected = [
             node_id
             for node_id in before.members
-            if node_id in self._state.nodes and _comes_back(self._state.nodes[node_id].info)
+            if node_id in self._state.nodes
+            and _comes_back(self._state.nodes[node_id].info)
+            # back, but with too few others of its domain
+            and not (record.settings.has_segments and self._state.waits(node_id))
         ]
         opened_s = self._state.opened_s
         waited = opened_s is not None and at_s - opened_s >= self._rejoin_timeout_s

@@ -5,10 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import random
-from collections.abc import Coroutine
+from collections import Counter
+from collections.abc import Coroutine, Iterable
 from dataclasses import replace
 from typing import Any
 
+from rdzv_etcd.settings.fields import WHOLE_DOMAIN
+from tests.sim import segments
+from tests.sim.kinds import RACKS
 from tests.sim.plan import TTLS_S, Plan
 from tests.sim.world import SimJob, SimNode
 
@@ -37,16 +41,54 @@ class Stage:
 
     def newcomer(self) -> None:
         """Start one more node, unless there are more than enough."""
-        if len(self.at_work()) < self.plan.max_nodes + 2:
-            self._serial += 1
-            node = self.job.start(
-                f"n{self._serial}",
-                delay_s=self.rng.choice([0.001, 0.05]),
-                rank_key=f"rack{self._serial % 3}" if "rank_keys" in self.plan.kinds else None,
-                lease_ttl_s=self._lease_ttl_s(),
-            )
-            if "stop_slowly" in self.plan.kinds and not self.calm:
-                node.stops_in_s = self.rng.choice([0.0, self.rng.uniform(0, SLOWEST_STOP_S)])
+        idle = self.plan.domains * max(0, self.plan.segment_size - 1)  # in no segment, at most
+        if len(self.at_work()) < self.plan.max_nodes + 2 + idle:
+            self._start(self._domain())
+
+    def _start(self, domain: str | None) -> None:
+        self._serial += 1
+        node = self.job.start(
+            f"n{self._serial}",
+            delay_s=self.rng.choice([0.001, 0.05]),
+            rank_key=f"rack{self._serial % 3}" if "rank_keys" in self.plan.kinds else None,
+            domain=domain,
+            lease_ttl_s=self._lease_ttl_s(),
+        )
+        if "stop_slowly" in self.plan.kinds and not self.calm:
+            node.stops_in_s = self.rng.choice([0.0, self.rng.uniform(0, SLOWEST_STOP_S)])
+
+    def _domain(self) -> str | None:
+        """Draw a domain; if segments are whole domains, of those with the fewest nodes."""
+        if RACKS not in self.plan.kinds:
+            return None
+        names = [f"rack-{9 + number}" for number in range(self.plan.domains)]
+        if self.plan.segment_size == WHOLE_DOMAIN:
+            here = self._domains(self.at_work())
+            names = [name for name in names if here[name] == min(here[each] for each in names)]
+        return self.rng.choice(names)
+
+    @staticmethod
+    def _domains(nodes: Iterable[SimNode]) -> Counter[str | None]:
+        return Counter(node.domain for node in nodes)
+
+    def complete(self) -> None:
+        """Start nodes until there are enough for the smallest world."""
+        if self.calm:
+            for domain in segments.missing(self._domains(self.at_work()), self.job.history.whole()):
+                self._start(domain)
+        while self.largest(self.at_work()) < self.least():
+            self._start(self._domain())
+
+    def largest(self, nodes: Iterable[SimNode]) -> int:
+        """How many of these nodes the largest world takes."""
+        job, whole = self.job.settings.job, self.job.history.whole()
+        return segments.largest(self._domains(nodes), job, whole)
+
+    def has_room(self, seated: Iterable[SimNode], nodes: Iterable[SimNode]) -> bool:
+        """Whether some of these nodes could be in a world beside those that are seated."""
+        job, whole = self.job.settings.job, self.job.history.whole()
+        there = self._domains(seated)
+        return segments.has_room(there, self._domains(nodes) - there, job, whole)
 
     def _lease_ttl_s(self) -> int | None:
         return self.rng.choice(TTLS_S) if "lease_ttls" in self.plan.kinds else None
@@ -55,8 +97,8 @@ class Stage:
         """Start a node with settings other than the job's."""
         self._serial += 1
         name, job = f"s{self._serial}", self.job.settings.job
-        other = replace(job, max_nodes=job.max_nodes + job.node_unit)
-        self.job.start(name, job=other).is_stranger = True
+        other = replace(job, max_nodes=job.max_nodes + job.unit)
+        self.job.start(name, job=other, domain=self._domain()).is_stranger = True
 
     def forget_asked(self) -> None:
         """Note that etcd may have lost what nodes were asked: data are gone, or all leases."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field, replace
 
 from rdzv_etcd.protocol.model import Change, Leader, NodeInfo, Round
@@ -69,6 +70,10 @@ class State:
     """Of nodes whose machine was suspended last: since when, and until when."""
     opened_s: float | None = None
     """Since when the round there is has been called over; ``None``: nobody has."""
+    domain: dict[str, str | None] = field(default_factory=dict)
+    """The domain of every node that there ever was."""
+    whole: dict[str, Counter[str | None]] = field(default_factory=dict)
+    """By run: how many nodes each domain had, at most, when a world was formed."""
 
     def note_woke(self, node_id: str, slept_s: float, at_s: float) -> None:
         """A node's machine was suspended for so long."""
@@ -98,6 +103,7 @@ class State:
         return 0 if self.round is None else self.round.epoch(self.round_revision)
 
     def put_node(self, info: NodeInfo, mod_revision: int, at_s: float) -> None:
+        self.domain[info.node_id] = info.domain
         before = self.nodes.get(info.node_id)
         if before is None:
             self.came[info.node_id] = at_s
@@ -118,7 +124,11 @@ class State:
     def saved(self) -> State:
         """What a snapshot of etcd would hold now."""
         return replace(
-            self, nodes=dict(self.nodes), slices=dict(self.slices), store=set(self.store)
+            self,
+            nodes=dict(self.nodes),
+            slices=dict(self.slices),
+            store=set(self.store),
+            whole=dict(self.whole),
         )
 
     def go_back(self, saved: State, at_s: float) -> None:
@@ -140,7 +150,7 @@ class State:
                 # is still so. Who waits has come back, whatever etcd says.
                 self._note_gone(before.info, at_s)
         self.nodes, self.slices = nodes, dict(saved.slices)
-        self.store = set(saved.store)
+        self.store, self.whole = set(saved.store), dict(saved.whole)
         self.round, self.round_revision = saved.round, saved.round_revision
         self.leader, self.change = saved.leader, saved.change
         self.ended_revision = saved.ended_revision

@@ -23,13 +23,23 @@ from rdzv_etcd.node import lead as leadership
 from rdzv_etcd.node import leave as leaving
 from rdzv_etcd.node import recover as repair
 from rdzv_etcd.node import slices as roster
-from rdzv_etcd.protocol import closing, collective_requests, draft, member, requests, steps
+from rdzv_etcd.protocol import (
+    closing,
+    collective_requests,
+    draft,
+    member,
+    ranks,
+    requests,
+    segments,
+    steps,
+)
 from rdzv_etcd.protocol import lead as leading
 from rdzv_etcd.protocol.keys import JobKeys, KeyRange
 from rdzv_etcd.protocol.model import Change, Drain
 from rdzv_etcd.protocol.steps import WorkingStep
 from rdzv_etcd.runtime import lifecycle
 from rdzv_etcd.settings import JobSettings
+from rdzv_etcd.settings.fields import WHOLE_DOMAIN
 from rdzv_etcd.settings.options import AfterEnd
 from rdzv_etcd.world import collectives
 from rdzv_etcd.world_change import LEFT
@@ -98,6 +108,19 @@ def always_lost(original: Any, control: Any, nodes: Any, *rest: Any, **named: An
     if formed is None or control.open_change is not None or formed.size < 2:
         return original(control, nodes, *rest, **named)
     return Change(formed.run, formed.number, (), {formed.members[-1]: LEFT})
+
+
+def counts_nodes(original: Any, formed: Any, *rest: Any) -> Any:
+    """Call a world that could be larger by a node over, whether or not it makes a segment whole."""
+    return original(replace(formed, settings=replace(formed.settings, segment_size=1)), *rest)
+
+
+def cuts_anew(original: Any, nodes: Any, size: int, previous: Any) -> Any:
+    return original(nodes, size, {})
+
+
+def forgets_the_whole(original: Any, domains: Any, formed: Any) -> Any:
+    return original(domains, None if formed is None else replace(formed, domains={}))
 
 
 def forgets_the_past(original: Any, *args: Any, **named: Any) -> Any:
@@ -194,6 +217,14 @@ def sliced(what: Any) -> bool:
     return bool(what.slice_nodes < what.max_nodes)
 
 
+def in_racks(what: Any) -> bool:
+    return bool(what.segment_size > 1)
+
+
+def in_whole_racks(what: Any) -> bool:
+    return bool(what.segment_size == WHOLE_DOMAIN)
+
+
 def two_or_more(what: Any) -> bool:
     return bool(what.max_nodes > 1)
 
@@ -284,6 +315,21 @@ MUTANTS = [
            returns(None), (I.UNAWAITED,), kinds=("finish_early",), noticed_by=5),
     Mutant("free seats stay empty", closing, "take_census", leaves_some_out,
            (I.SEATS, I.CONVERGENCE)),
+    Mutant("segments of several domains", segments, "_by_domain",
+           lambda original, nodes: {"any": list(nodes)}, (I.SEGMENTS,), in_racks,
+           kinds=("racks",)),
+    Mutant("a domain of which one is missing counts", segments, "_whole_domains",
+           forgets_the_whole, (I.SEGMENTS,), in_whole_racks, kinds=("racks",), noticed_by=5),
+    Mutant("a whole segment stays outside", segments, "_cut",
+           lambda original, *args: list(original(*args))[:1], (I.SEATS, I.CONVERGENCE),
+           in_racks, kinds=("racks",), noticed_by=8),
+    Mutant("a restart for what is no whole segment", leading, "_grows", counts_nodes,
+           (I.UNDISTURBED,), in_racks, kinds=("racks",)),
+    Mutant("a lost member's place goes to the next one", ranks, "_within",
+           lambda original, segment, previous: list(segment.nodes), (I.IN_PLACE,),
+           in_racks, kinds=("racks",), noticed_by=3),
+    Mutant("whole segments are torn apart", segments, "_cut", cuts_anew,
+           (I.IN_PLACE,), in_racks, kinds=("racks",), noticed_by=3),
     Mutant("what is written goes into a store that was lost", writes, "once",
            lambda original, *args: replace(original(*args), guards=original(*args).guards[:1]),
            (I.COUNTED_ONCE,), noticed_by=2),

@@ -65,8 +65,7 @@ class Afterwards(Part):
         self.replace_ended()
         await self._stage.all_done()
         await self._obey()
-        while len(self._stage.at_work()) < self._stage.least():
-            self._stage.newcomer()
+        self._stage.complete()
 
     async def _obey(self) -> None:
         """Every node that was asked to leave has heard of it, and leaves."""
@@ -102,8 +101,7 @@ class Afterwards(Part):
                 node.alive = False
                 self._stage.later(self._job.leave(node.name))
                 self._stage.newcomer()
-        while len(self._stage.at_work()) < self._stage.least():
-            self._stage.newcomer()
+        self._stage.complete()
 
     def _check_error(self, node: SimNode) -> None:
         """An etcd that only needs an operator ends no member early, and no spare gives up;
@@ -152,11 +150,10 @@ class Afterwards(Part):
 
     def _converged(self) -> bool:
         alive = self._stage.at_work()
-        unit = self._plan.node_unit
-        size = min(self._plan.max_nodes, len(alive)) // unit * unit
         working = [node for node in alive if node.is_working]
         begun = all(node.joins for node in alive)  # also who is to wait for a seat
-        return begun and len(working) == size and self._job.works(node.name for node in working)
+        room = self._stage.has_room(working, alive)
+        return begun and not room and self._job.works(node.name for node in working)
 
     async def converge(self) -> None:
         job = self._job
@@ -252,11 +249,13 @@ class Afterwards(Part):
         """A member finishes before the others. Nothing moves for that; when one of the others joins
         again, none of them waits for it."""
         members = self._job.members_now()
-        unit = self._plan.node_unit
-        left = (len(self._stage.at_work()) - 1) // unit * unit
         if "finish_early" not in self._plan.kinds or len(members) < 2:
             return
-        if left < self._stage.least():
+        there = self._stage.at_work()
+        if any(
+            self._stage.largest(other for other in there if other is not node) < self._stage.least()
+            for node in members
+        ):
             return
         done, fails = self._rng.sample(members, 2)
         joins = {node.name: node.joins for node in members}

@@ -118,6 +118,10 @@ class SimNode:
         return self.node.context.identity.node_id
 
     @property
+    def domain(self) -> str | None:
+        return self.node.context.settings.domain_key
+
+    @property
     def lease_id(self) -> int:
         """Its session's; 0: it has none."""
         return self.node.context.session.lease_id
@@ -214,6 +218,7 @@ class SimJob:
         min_nodes: int = 1,
         max_nodes: int = 4,
         node_unit: int = 1,
+        segment_size: int = 1,
         timing: Timing = TIMING,
         after_end: AfterEnd = AfterEnd.NEW_RUN,
         works: bool = False,
@@ -227,7 +232,8 @@ class SimJob:
         self.agents_work = works
         self.settings = Settings(
             job_id,
-            JobSettings(min_nodes, max_nodes, node_unit),
+            JobSettings(min_nodes, max_nodes, node_unit, segment_size),
+            domain_key=None if segment_size == 1 else "rack-9",
             prefix=prefix,
             connection=Connection(request_timeout_s=REQUEST_TIMEOUT_S),
             timing=timing,
@@ -260,6 +266,7 @@ class SimJob:
         *,
         job: JobSettings | None = None,
         rank_key: str | None = None,
+        domain: str | None = None,
         join_timeout_s: float | None = None,
         delay_s: float = 0.001,
         clock_ahead_s: float = 0.0,
@@ -285,6 +292,7 @@ class SimJob:
             self.settings,
             job=job if job is not None else self.settings.job,
             rank_key=rank_key,
+            domain_key=domain or self.settings.domain_key,
             timing=replace(timing, lease_ttl_s=lease_ttl_s or timing.lease_ttl_s),
         )
         identity = Identity(unique, f"run-of-{unique}")
