@@ -492,7 +492,9 @@ def test_rank_0_for_who_missed_the_latest_world_is_noticed() -> None:
     """The record that etcd went back to names it."""
 
     def believes_the_record(original: Any, chosen: Any, *rest: Any) -> Any:
-        return original([replace(node, epoch_trained=0) for node in chosen], *rest)
+        nodes = [tuple(replace(node, epoch_trained=0) for node in one.nodes) for one in chosen]
+        known = [replace(one, nodes=each) for one, each in zip(chosen, nodes, strict=True)]
+        return original(known, *rest)
 
     with (
         swapped(closing, "assign_ranks", believes_the_record),
