@@ -172,7 +172,12 @@ class Promises:
         return Counter(self._state.domain.get(node_id) for node_id in nodes)
 
     def _whole(self, record: Round) -> Counter[str | None]:
-        return self._state.whole.get(record.origin, Counter())
+        """How many nodes of each domain have to be there; a record that was put back may know of
+        more than etcd does since it went back."""
+        known, before = self._state.whole.get(record.origin, Counter()), self._state.round
+        if before is None or before.epoch_fixed is None:
+            return known
+        return known | Counter[str | None](before.domains)
 
     def _has_just_returned(self, node_id: str, at_s: float) -> bool:
         """Whether its presence, which had gone, is there again since etcd went back just now."""
