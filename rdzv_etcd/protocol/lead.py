@@ -82,6 +82,8 @@ def _grows(formed: Round, nodes: Nodes, census: Census, missing: int) -> bool:
         return min(live, settings.max_nodes) // settings.unit * settings.unit > formed.size
     if missing or not census.newcomers:
         return False  # it will be, if they return
+    if not set(formed.members).isdisjoint(census.finished):
+        return False  # the rest of its segment would lose their seats
     return largest_world(census.candidates(nodes), settings, formed) > formed.size
 
 

@@ -175,6 +175,13 @@ FOUR = "a1 a2 b1 b2"
         (Scene(2, 6, members=FOUR, segment=2).new("c1 c2").gone("a2", 0.0), None),  # it may return
         (Scene(2, 6, members=FOUR, segment=2).gone("a2"), ("", {"a2": "lease expired"})),
         (Scene(2, 6, members=FOUR, segment=2).finished("a1 a2").new("c1 c2"), None),
+        (Scene(2, 6, members=FOUR, segment=2).finished("a1").new("c1 c2 d1 d2"), None),
+        (
+            Scene(1, 6, members="a1 a2 a3", segment=0, domains={"a": 3})
+            .finished("a1")
+            .new("b1 b2 b3 b4"),
+            None,
+        ),
         (
             Scene(1, 6, members="a1 a2 b1", segment=0, domains={"a": 2, "b": 1, "c": 2}).new("c1"),
             None,
