@@ -31,7 +31,8 @@ def connect_worker(*, data: Mapping[str, object] | None = None, epoch_floor: int
 
     For workers of ``torchrun --rdzv-backend=etcd3 --rdzv-conf=in_process=1``. Each is a node of the
     job, of which there are ``--nnodes`` times ``--nproc-per-node``; those of one host have
-    contiguous ranks. ``data`` and ``epoch_floor`` are as in ``connect``.
+    contiguous ranks, and are in a world together or not at all. ``data`` and ``epoch_floor`` are as
+    in ``connect``.
 
     Where nothing else handles these signals, ``SIGTERM``, by which the agent stops its workers, and
     ``SIGUSR1`` let this node leave at the next safe point (:meth:`rdzv_etcd.Group.drain`). A node
@@ -68,12 +69,17 @@ def connect_worker(*, data: Mapping[str, object] | None = None, epoch_floor: int
 
 
 def _options(given: dict[str, Any], rank: int, size: int) -> dict[str, Any]:
-    """Return a worker's options: what they count in hosts counts workers here."""
+    """Return a worker's options: what they count in hosts counts workers here, and the workers of a
+    host are a segment, so that it joins as a whole."""
     options: dict[str, Any] = dict(given["options"])
     host = " ".join(filter(None, (given["rank_key"], given["agent"]["node"])))
-    options["rank_key"] = f"value:{host} {rank}"
-    if unit := options.get("node_unit"):
-        options["node_unit"] = int(unit) * size
+    if size > 1:
+        options.setdefault("domain_key", f"value:{host}")
+        hosts = options.get("segment_size", 1)
+        options["segment_size"] = hosts if hosts == "all" else int(hosts) * size
+        options["rank_key"] = f"value:{host} {rank}"
+    elif given["rank_key"]:
+        options["rank_key"] = f"value:{given['rank_key']}"
     if port := int(options.get("metrics_port", 0)):
         options["metrics_port"] = port + rank
     return options

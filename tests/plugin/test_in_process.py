@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import pytest
@@ -15,7 +16,7 @@ from rdzv_etcd.errors import MisuseError, SettingsError
 from rdzv_etcd.settings.parse import WORKER_VARIABLE
 from rdzv_etcd.torch import connect_worker
 from rdzv_etcd.torch_plugin.handler import EtcdRendezvousHandler, create_handler
-from tests.library.nodes import at_once, wait_until
+from tests.library.nodes import LIMIT_S, at_once, wait_until
 from tests.plugin.handlers import PluginJob, parameters
 from tests.support.leaks import LeakCheck
 from tests.support.servers import USER, USER_PASSWORD, EtcdServer
@@ -59,6 +60,30 @@ def test_workers_of_one_host_are_neighbours(
         assert [world.rank % 2 for world in worlds] == [0, 1, 0, 1]
         assert {world.rank // 2 for world in worlds[:2]} in ({0}, {1})
         assert first.num_nodes_waiting() == second.num_nodes_waiting() == 0
+
+
+def test_a_host_joins_as_a_whole(job: PluginJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One worker of a host is no reason to take it in, or to disturb the others."""
+    with (
+        job.handlers(2, "1:2", in_process=1, last_call_timeout=0.3) as (first, second),
+        workers(first, monkeypatch, 2) as ones,
+        workers(second, monkeypatch, 2) as others,
+        rdzv_etcd.observe(job.server.endpoint, job=job.id) as observer,
+        ThreadPoolExecutor() as pool,
+    ):
+        half = pool.submit(others[0].join)
+        wait_until("an arrival", lambda: len(observer.state().nodes) == 1)
+        worlds = at_once([group.join for group in ones])
+        assert [world.size for world in worlds] == [2, 2]
+        rest = pool.submit(others[1].join)
+        assert all(world.wait_over(LIMIT_S) for world in worlds)
+        joined = [*at_once([group.join for group in ones]), half.result(), rest.result()]
+        assert [(world.rank, world.size) for world in joined] == [(n, 4) for n in range(4)]
+
+
+def test_what_counts_nodes_otherwise_is_refused(job: PluginJob) -> None:
+    with pytest.raises(SettingsError, match="node_unit=2"):
+        job.handler("2", in_process=1, node_unit=2)
 
 
 def test_a_failure_ends_every_agent(job: PluginJob, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -156,6 +156,8 @@ def test_what_happens_to_other_hosts_restarts_no_worker(hosts: Hosts) -> None:
     assert "worker of rank" not in stays.output
 
     assert hosts.pids(stays) == workers
+    sizes = {line["world_size"] for line in hosts.steps(stays)}
+    assert sizes == {PER_HOST, 2 * PER_HOST, 3 * PER_HOST}  # a host comes and goes as a whole
     added.process.kill()
     hosts.close(stays)
 
