@@ -175,7 +175,7 @@ class Promises:
         """How many nodes of each domain have to be there; a record that was put back may know of
         more than etcd does since it went back."""
         known, before = self._state.whole.get(record.origin, Counter()), self._state.round
-        if before is None or before.epoch_fixed is None:
+        if before is None or before.epoch_fixed is None or before.origin != record.origin:
             return known
         return known | Counter[str | None](before.domains)
 
