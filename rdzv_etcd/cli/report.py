@@ -265,11 +265,12 @@ def _standing(job: Job, node_id: str, node: NodeState | None) -> tuple[str, str]
     is_full = state.stage is Stage.WORKING and len(state.members) >= info.settings.max_nodes
     lacking = state.incomplete.get(node.domain or "")
     waits = "" if lacking is None else describe.segment_text(node.domain or "", *lacking)
+    lacks = ", without domain_key" if info.settings.has_segments and not info.domain else ""
     why = {
         Role.SPARE: describe.ALL_SEATS if is_full else waits,
         Role.FINISHED: "waits for the others",
         Role.LEAVING: info.leaving or "",
-        Role.STRANGER: f"started with {info.settings}",
+        Role.STRANGER: f"started with {info.settings}{lacks}",
     }
     return _WORDS[node.role], why.get(node.role, "")
 

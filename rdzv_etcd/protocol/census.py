@@ -30,7 +30,8 @@ class Census:
     leaving: Mapping[str, str]
     """Members that announced that they leave, and why."""
     strangers: tuple[Presence, ...]
-    """Waiters whose settings differ from the job's; each detects this itself and leaves."""
+    """Waiters whose settings differ from the job's, which each detects itself, and leaves; or that
+    lack a domain where segments are wanted."""
     idle: tuple[str, ...]
     """Live non-members that are not waiting (expelled, of a closed run, or unplaced)."""
     unplaced: tuple[str, ...] = ()
@@ -95,7 +96,7 @@ def take_census(control: Control, nodes: Nodes, settings: JobSettings) -> Census
             idle.append(info.node_id)
             if some_unknown and info.node_id not in expelled:
                 unplaced.append(info.node_id)
-        elif info.settings != settings:
+        elif info.settings != settings or (settings.has_segments and info.domain is None):
             strangers.append(presence)
         else:
             newcomers.append(presence)

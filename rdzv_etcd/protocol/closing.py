@@ -15,10 +15,10 @@ from rdzv_etcd.protocol.model import Control, NodeInfo, Nodes, Presence
 from rdzv_etcd.protocol.ranks import assign_ranks
 from rdzv_etcd.protocol.segments import (
     choose,
-    domains_seen,
     incomplete,
     largest_world,
     ranks_in,
+    sizes_of_domains,
 )
 from rdzv_etcd.settings import JobSettings, Timing
 
@@ -163,7 +163,7 @@ def _close(
         "; ".join(filter(None, (reason, describe.incomplete_text(lacking)))),
         heirs if here.isdisjoint(heirs) else (),
         census.finished,
-        domains_seen(candidates, world, settings, formed),
+        sizes_of_domains(world, settings, formed),
     )
 
 

@@ -13,7 +13,7 @@ from rdzv_etcd.names import LOOKED_AT, Names, display_name, is_unknown
 from rdzv_etcd.protocol.census import Census, missing, take_census
 from rdzv_etcd.protocol.member import Seat
 from rdzv_etcd.protocol.model import Change, Closure, Control, Drain, Nodes, Refused
-from rdzv_etcd.protocol.segments import incomplete
+from rdzv_etcd.protocol.segments import incomplete, largest_world
 from rdzv_etcd.settings import JobSettings
 from rdzv_etcd.settings.fields import MAX_ROUND
 from rdzv_etcd.text import many, shown
@@ -159,7 +159,9 @@ def round_text(
         named = f": {names.all(here)}" if here else ""
         parts = _missing_text(control, nodes, settings, census, names)
         if not parts and count >= settings.min_nodes and census.pool:
-            parts = ["more may join until the last call is over"]
+            candidates = census.candidates(nodes)
+            fits = largest_world(candidates, settings, control.formed) >= settings.min_nodes
+            parts = ["more may join until the last call is over" if fits else _NO_FIT]
     head = f"round {control.next_number}: {count_text(count, settings, ' here')}{named}"
     parts += _where_others_are(control, settings, names, count, where)
     return "; ".join((head, *parts))
@@ -217,6 +219,9 @@ def _missing_text(
     return parts + list(filter(None, [incomplete_text(lacking)]))
 
 
+_NO_FIT = "whole domains of them make no world of that size"
+
+
 def incomplete_text(lacking: Mapping[str, tuple[int, int]]) -> str:
     """Describe the domains that wait for nodes, to make a segment whole."""
     named = [segment_text(domain, *counts) for domain, counts in islice(lacking.items(), _NAMED)]
@@ -225,6 +230,8 @@ def incomplete_text(lacking: Mapping[str, tuple[int, int]]) -> str:
 
 
 def segment_text(domain: str, count: int, needed: int) -> str:
+    if count > needed:
+        return f"{shown(domain)}: {many(count, 'node')}, more than the largest world, of {needed}"
     more = "one" if needed - count == 1 else needed - count
     return f"{shown(domain)}: {count} of {needed}, waits for {more} more"
 

@@ -193,8 +193,8 @@ class Round:
     lease_ttls_s: Ttls | None = None
     """Those of the members' leases, if known."""
     domains: Counts = field(default_factory=dict)
-    """If segments are whole domains: how many nodes each has had when a round was formed; first
-    those of this world, by rank."""
+    """If segments are whole domains: how many nodes each had in the last world that it was in;
+    first those of this one, by rank."""
 
     @property
     def origin(self) -> str:

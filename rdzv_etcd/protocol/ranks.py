@@ -21,29 +21,27 @@ def assign_ranks(
     round; ``heirs`` are nodes that have a better claim to rank 0 than its members.
 
     Survivors keep their rank if it still exists, the others move into the lowest holes, newcomers
-    take the rest. So it is with whole segments, where newcomers are in natural order of their
-    domains, and within each. Rank 0 goes to a survivor if there is one: scripts that load a
-    checkpoint on rank 0 and broadcast it would otherwise restart from a newcomer's empty disk. For
-    the same reason it goes to a node that trained the latest world, if etcd's record is of an older
-    one.
+    take the rest. So it is with the segments, where newcomers are in natural order of their
+    domains, and with the nodes of each. Rank 0 goes to a survivor if there is one: scripts that
+    load a checkpoint on rank 0 and broadcast it would otherwise restart from a newcomer's empty
+    disk. For the same reason it goes to a node that trained the latest world, if etcd's record is
+    of an older one.
 
-    With rank keys: sorted by them in natural order, nodes without one last. In segments they order
-    the nodes of each.
+    With rank keys the nodes of a segment are sorted by them in natural order, those without one
+    last.
     """
     nodes = [node for segment in segments for node in segment.nodes]
     keyed = any(node.rank_key is not None for node in nodes)
-    if all(node.domain is None for node in nodes):
-        if keyed:
-            nodes.sort(key=lambda node: previous.get(node.node_id, len(previous)))
-            return tuple(sorted(nodes, key=by_rank_key))
-    else:
-        segments = sorted(
-            segments,
-            key=lambda each: (natural_order(each.domain), min(map(by_rank_key, each.nodes))),
-        )
+
+    def by_key(node: NodeInfo) -> tuple[object, ...]:
+        return *by_rank_key(node), previous.get(node.node_id, len(previous))
+
+    in_order = sorted(
+        segments, key=lambda each: (natural_order(each.domain), min(map(by_rank_key, each.nodes)))
+    )
     world = [
-        sorted(segment.nodes, key=by_rank_key) if keyed else _within(segment, previous)
-        for segment in _settled(segments, lambda segment: segment.place)
+        sorted(segment.nodes, key=by_key) if keyed else _within(segment, previous)
+        for segment in _settled(in_order, lambda segment: segment.place)
     ]
     latest = max(node.epoch_trained for node in nodes)
     _put_first(world, lambda node: node.node_id in previous, keyed)
@@ -58,7 +56,7 @@ def _within(segment: Segment, previous: Mapping[str, int]) -> list[NodeInfo]:
         if rank is None or segment.place is None:
             return None
         offset = rank - segment.first_rank
-        return offset if 0 <= offset < len(segment.nodes) else None  # it was in another one
+        return offset if offset >= 0 else None  # it was in another one
 
     return _settled(segment.nodes, place)
 
@@ -72,7 +70,7 @@ def _settled(items: Sequence[T], place: Callable[[T], int | None]) -> list[T]:
         before = place(item)
         if before is None:
             newcomers.append(item)
-        elif before < len(items):
+        elif before < len(items) and slots[before] is None:
             slots[before] = item
         else:
             movers.append((before, item))

@@ -1,13 +1,13 @@
 """Decides which nodes get the seats of the next world: as many as fit, in whole segments. Pure.
 
-Without segments every node is one by itself, and all are of one domain.
+Without the option, a world is one segment.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 
 from rdzv_etcd.protocol.model import NodeInfo, Round
@@ -64,56 +64,43 @@ def largest_world(
 def choose(
     candidates: Sequence[NodeInfo], settings: JobSettings, formed: Round | None
 ) -> list[Segment]:
-    """Return the segments of the next world, those that have the best claim first.
+    """Return the segments of the next world.
 
     ``candidates`` are in order of preference: members of the world before, which is that of
-    ``formed``, then others as they arrived. Within a domain, a segment that lacks members is filled
-    with others of them, those of the segment that lacks most first, then with newcomers; what is
-    left forms new segments.
+    ``formed``, then others as they arrived. Segments with survivors come first. Of the others,
+    those that fill most seats, and among these those that were whole first.
     """
-    ranks = ranks_in(formed)
     if not settings.has_segments:
         size = largest_world(candidates, settings, formed)
-        return [
-            Segment((node,), rank, rank or 0)
-            for node in candidates[:size]
-            for rank in (ranks.get(node.node_id),)
-        ]
+        return [Segment(tuple(candidates[:size]), 0)] if size else []
+    ranks = ranks_in(formed)
     domains = _by_domain(candidates)
-    segments: list[Segment] = []
     if settings.segment_size == WHOLE_DOMAIN:
-        segments += _whole_domains(domains, formed)
-    else:
-        for nodes in domains.values():
-            segments += _cut(nodes, settings.segment_size, ranks)
-    order = {node.node_id: index for index, node in enumerate(candidates)}
-
-    def claim(segment: Segment) -> tuple[bool, int, int]:
-        no_survivor = all(node.node_id not in ranks for node in segment.nodes)
-        complete = max(order[node.node_id] for node in segment.nodes)
-        return no_survivor, len(ranks) if segment.place is None else segment.place, complete
-
-    chosen: list[Segment] = []
-    seats = settings.max_nodes
-    for segment in sorted(segments, key=claim):
-        if len(segment.nodes) <= seats:
-            chosen.append(segment)
-            seats -= len(segment.nodes)
-    return chosen
+        return _whole_domains(domains, candidates, settings, formed)
+    found = [
+        segment
+        for nodes in domains.values()
+        for segment in _cut(nodes, settings.segment_size, ranks)
+    ]
+    return _that_fit(found, candidates, settings, ranks)
 
 
 def incomplete(
     candidates: Sequence[NodeInfo], settings: JobSettings, formed: Round | None
 ) -> dict[str, tuple[int, int]]:
     """Return the domains with nodes that wait for others to make a segment whole: how many there
-    are of it, and how many it needs."""
+    are of it, and how many it needs; and those that are too large for any world: how many nodes
+    they have, and how many may be in one."""
     if not settings.has_segments:
         return {}
+    known = {} if formed is None else formed.domains
     found = {}
     for domain, nodes in _by_domain(candidates).items():
         count, needed = len(nodes), settings.segment_size
         if needed == WHOLE_DOMAIN:
-            needed = 0 if formed is None else formed.domains.get(domain, 0)
+            needed = known.get(domain, count)
+            if min(count, needed) > settings.max_nodes:
+                found[domain] = (count, settings.max_nodes)
         else:
             count %= needed
         if 0 < count < needed:
@@ -121,19 +108,15 @@ def incomplete(
     return found
 
 
-def domains_seen(
-    candidates: Sequence[NodeInfo],
-    world: Sequence[NodeInfo],
-    settings: JobSettings,
-    formed: Round | None,
+def sizes_of_domains(
+    world: Sequence[NodeInfo], settings: JobSettings, formed: Round | None
 ) -> dict[str, int]:
     """Return :attr:`Round.domains` of the record of that world."""
     if settings.segment_size != WHOLE_DOMAIN:
         return {}
     known = {} if formed is None else formed.domains
-    here = _by_domain(candidates)
-    order = dict.fromkeys((*_by_domain(world), *known, *here))
-    return {domain: max(known.get(domain, 0), len(here.get(domain, ()))) for domain in order}
+    here = {domain: len(nodes) for domain, nodes in _by_domain(world).items()}
+    return here | {domain: size for domain, size in known.items() if domain not in here}
 
 
 def _by_domain(candidates: Sequence[NodeInfo]) -> dict[str, list[NodeInfo]]:
@@ -142,6 +125,37 @@ def _by_domain(candidates: Sequence[NodeInfo]) -> dict[str, list[NodeInfo]]:
         if node.domain is not None:
             found.setdefault(node.domain, []).append(node)
     return found
+
+
+def _that_fit(
+    segments: Sequence[Segment],
+    candidates: Sequence[NodeInfo],
+    settings: JobSettings,
+    ranks: Mapping[str, int],
+) -> list[Segment]:
+    """Choose among segments, those that were whole first in front."""
+    order = {node.node_id: index for index, node in enumerate(candidates)}
+    seats = settings.max_nodes
+    chosen: list[Segment] = []
+    others: list[Segment] = []
+    for segment in sorted(segments, key=lambda each: max(order[it.node_id] for it in each.nodes)):
+        survives = any(node.node_id in ranks for node in segment.nodes)
+        if survives and len(segment.nodes) <= seats:  # together they fitted into the world before
+            chosen.append(segment)
+            seats -= len(segment.nodes)
+        else:
+            others.append(segment)
+    # How many seats those from each on can fill: one bit for each number.
+    fills = [1]
+    for segment in reversed(others):
+        fills.append((fills[-1] | fills[-1] << len(segment.nodes)) & (1 << seats + 1) - 1)
+    seats = fills.pop().bit_length() - 1
+    for segment in others:
+        left, rest = seats - len(segment.nodes), fills.pop()
+        if left >= 0 and rest >> left & 1:
+            chosen.append(segment)
+            seats = left
+    return chosen
 
 
 def _cut(nodes: Sequence[NodeInfo], size: int, ranks: Mapping[str, int]) -> Iterator[Segment]:
@@ -165,17 +179,33 @@ def _cut(nodes: Sequence[NodeInfo], size: int, ranks: Mapping[str, int]) -> Iter
 
 
 def _whole_domains(
-    domains: Mapping[str, Sequence[NodeInfo]], formed: Round | None
-) -> Iterator[Segment]:
+    domains: Mapping[str, Sequence[NodeInfo]],
+    candidates: Sequence[NodeInfo],
+    settings: JobSettings,
+    formed: Round | None,
+) -> list[Segment]:
+    """A domain that was in a world has as many nodes as it had there; more of them if they fit as
+    well."""
     known = {} if formed is None else formed.domains
     first_rank: dict[str, int] = {}
     rank = 0
-    for domain, count in known.items():
+    for domain, size in known.items():
         if formed is None or rank >= formed.size:
             break
         first_rank[domain] = rank
-        rank += count
+        rank += size
     places = {domain: place for place, domain in enumerate(first_rank)}
-    for domain, nodes in domains.items():
-        if len(nodes) >= known.get(domain, 0):
-            yield Segment(tuple(nodes), places.get(domain), first_rank.get(domain, 0))
+    whole = [
+        Segment(tuple(nodes[: known.get(domain)]), places.get(domain), first_rank.get(domain, 0))
+        for domain, nodes in domains.items()
+        if len(nodes) >= known.get(domain, 0)
+    ]
+    chosen = _that_fit(whole, candidates, settings, ranks_in(formed))
+    seats = settings.max_nodes - sum(len(segment.nodes) for segment in chosen)
+    for index, segment in enumerate(chosen):
+        nodes = tuple(domains[segment.domain])
+        more = len(nodes) - len(segment.nodes)
+        if 0 < more <= seats:
+            chosen[index] = replace(segment, nodes=nodes)
+            seats -= more
+    return chosen

@@ -141,8 +141,7 @@ def test_survivors_keep_their_ranks_where_possible(
     new = ids[before:][: max(0, size - len(old))]
     assume(old or new)
     chosen = [NodeInfo(node_id, "h", 1, 1, OTHER) for node_id in [*sorted(old), *new]]
-    segments = [Segment((node,), previous.get(node.node_id)) for node in chosen]
-    world = [node.node_id for node in assign_ranks(segments, previous)]
+    world = [node.node_id for node in assign_ranks([Segment(tuple(chosen), 0)], previous)]
     assert sorted(world) == sorted([*old, *new])
     stay = [node_id for node_id in old if previous[node_id] < len(world)]
     moved = [node_id for node_id in stay if world[previous[node_id]] != node_id]

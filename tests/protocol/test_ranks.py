@@ -23,8 +23,8 @@ def ranks(chosen: str, previous: str = "") -> str:
 
 
 def order(infos: Iterable[NodeInfo], before: Mapping[str, int]) -> str:
-    segments = [Segment((info,), before.get(info.node_id)) for info in infos]
-    return " ".join(info.node_id for info in assign_ranks(segments, before))
+    segment = Segment(tuple(infos), 0)  # as without the option
+    return " ".join(info.node_id for info in assign_ranks([segment], before))
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rdzv_etcd.protocol.closing import Close
 from rdzv_etcd.protocol.model import NodeInfo, Round
 from rdzv_etcd.protocol.ranks import assign_ranks
-from rdzv_etcd.protocol.segments import Segment, choose, domains_seen, incomplete, ranks_in
+from rdzv_etcd.protocol.segments import Segment, choose, incomplete, ranks_in, sizes_of_domains
 from rdzv_etcd.settings import JobSettings
 from rdzv_etcd.settings.fields import WHOLE_DOMAIN
 from tests.protocol.scenes import NOW_S, Scene
@@ -112,7 +112,7 @@ AB = "a1 a2 b1 b2 b3 d1"
         ("a1 a2 b1 b2 d1", AB, "a1 a2 d1"),
         ("a1 a2 b1 b2 d1 b4", AB, "a1 a2 b1 b2 b4 d1"),
         ("a1 a2 b1 b2 d1 c1 c2 c3", AB, "a1 a2 c1 c2 c3 d1"),  # as large as what is gone
-        ("a1 a2 b1 b2 d1 c1 c2", AB, "a1 a2 d1"),  # c had three when the round was formed
+        ("a1 a2 b1 b2 d1 c1 c2", AB, "a1 a2 d1"),  # c had three in a world before
         ("a2 b1 b2 b3 d1", AB, "d1 b1 b2 b3"),
     ],
 )
@@ -121,10 +121,37 @@ def test_a_whole_domain_or_nothing(candidates: str, before: str, expected: str) 
     assert world(candidates, before, size=WHOLE_DOMAIN, domains=domains) == expected
 
 
-def test_a_domain_that_has_grown_has_to_fit() -> None:
+@pytest.mark.parametrize(
+    ("most", "expected"), [(4, "a1 a2 b1 b2"), (5, "a1 a2 b1 b2 b3"), (6, "a1 a2 b1 b2 b3")]
+)
+def test_more_nodes_of_a_domain_are_spares_unless_all_fit(most: int, expected: str) -> None:
     domains = {"a": 2, "b": 2}
-    kept = world("a1 a2 b1 b2 b3", "a1 a2 b1 b2", size=WHOLE_DOMAIN, most=4, domains=domains)
-    assert kept == "a1 a2"
+    before, here = "a1 a2 b1 b2", "a1 a2 b1 b2 b3"
+    assert world(here, before, size=WHOLE_DOMAIN, most=most, domains=domains) == expected
+
+
+def test_of_whole_domains_those_that_fill_most_seats_are_chosen() -> None:
+    a, b, c = "a1 a2 a3", "b1 b2", "c1 c2"
+    assert world(f"{a} {b} {c}", size=WHOLE_DOMAIN, most=4) == f"{b} {c}"
+    assert world(f"{a} {b} {c}", size=WHOLE_DOMAIN, most=5) == f"{a} {b}"
+    domains = {"a": 3}
+    assert world(f"{a} {b} {c}", a, size=WHOLE_DOMAIN, most=4, domains=domains) == a  # survivors
+
+
+def test_a_node_that_shows_another_domain_than_before_stops_nobody() -> None:
+    """No node of this library does; a presence may be another program's."""
+    settings = JobSettings(2, 8, 1, 2)
+    domains = dict(zip(["a1", "a2", "b1", "b2", "a3", "b3"], "abbbab", strict=True))
+    nodes = [NodeInfo(name, "h", 1, 1, settings, domain=at) for name, at in domains.items()]
+    record = formed(["a1", "a2", "b1", "b2"], settings, {})
+    found = assign_ranks(choose(nodes, settings, record), ranks_in(record))
+    assert [node.domain for node in found] == ["a", "a", "b", "b", "b", "b"]
+
+
+def test_a_node_without_a_domain_gets_no_seat() -> None:
+    scene = Scene(2, 4, segment=2).new("a1 a2").new("x", settings=JobSettings(2, 4))
+    assert "not counting x" in scene.close().reason
+    assert scene.closed_world(NOW_S + 30) == "a1 a2"
 
 
 def test_the_record_remembers_how_many_nodes_each_domain_had() -> None:
@@ -133,9 +160,9 @@ def test_the_record_remembers_how_many_nodes_each_domain_had() -> None:
     nodes = [NodeInfo(name, "h", 1, 1, settings, domain=name[0]) for name in names]
     record = formed(["b1", "a1"], settings, {"b": 1, "a": 3, "d": 4})
     chosen = assign_ranks(choose(nodes, settings, record), ranks_in(record))
-    seen = domains_seen(nodes, chosen, settings, record)
-    assert list(seen.items()) == [("b", 1), ("c", 2), ("a", 3), ("d", 4)]
-    assert domains_seen(nodes, chosen, JobSettings(2, 4, 1, 2), record) == {}
+    sizes = sizes_of_domains(chosen, settings, record)
+    assert list(sizes.items()) == [("b", 1), ("c", 2), ("a", 3), ("d", 4)]
+    assert sizes_of_domains(chosen, JobSettings(2, 4, 1, 2), record) == {}
     assert incomplete(nodes, settings, record) == {"a": (2, 3)}
 
 
