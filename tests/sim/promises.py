@@ -10,7 +10,6 @@ from rdzv_etcd.names import is_unknown
 from rdzv_etcd.protocol.keys import JobKeys
 from rdzv_etcd.protocol.model import Change, NodeInfo, Round
 from rdzv_etcd.settings import Settings
-from rdzv_etcd.settings.fields import WHOLE_DOMAIN
 from rdzv_etcd.settings.options import AfterEnd
 from rdzv_etcd.testing import Applied
 from rdzv_etcd.testing.model import Revoke
@@ -134,15 +133,13 @@ class Promises:
     def _check_segments(self, record: Round, waiting: Counter[str | None]) -> None:
         """``waiting``: the domains of those that are there, but not in the world."""
         seated, whole = self._domains(record.members), self._whole(record)
-        broken = segments.broken(record, self._state.domain, waiting)
-        if record.settings.segment_size == WHOLE_DOMAIN:
-            broken += [(str(name),) for name in seated if seated[name] < whole[name]]
+        broken = segments.broken(record, self._state.domain, waiting, whole)
         self._demand(
             not broken,
             Invariant.SEGMENTS,
             f"{broken} are no whole segments: {record}, {dict(whole)}, waiting: {dict(waiting)}",
         )
-        self._state.whole[record.origin] = whole | (seated + waiting)
+        self._state.whole[record.origin] = whole | seated
 
     def _check_in_place(self, record: Round, outside: Collection[str]) -> None:
         """A loss of data may leave no one who knows the ranks, or give rank 0 to somebody who

@@ -49,10 +49,11 @@ def has_room(
     """Whether a whole segment waits though there are seats for it."""
     if settings.segment_size == WHOLE_DOMAIN:  # other domains may have added up to more
         left = settings.max_nodes - seated.total()
-        return any(
-            n <= left and seated[domain] + n >= whole.get(domain, 0)
-            for domain, n in waiting.items()
-        )
+        for domain, n in waiting.items():
+            needed = whole.get(domain, 0)
+            if seated[domain] + n >= needed and (n if seated[domain] else needed or n) <= left:
+                return True
+        return False
     return largest(seated + waiting, settings, whole) > seated.total()
 
 
@@ -64,15 +65,29 @@ def blocks(record: Round, domain: Domains) -> list[tuple[str, ...]]:
     return [record.members[at : at + size] for at in range(0, record.size, size)]
 
 
-def broken(record: Round, domain: Domains, waiting: Counter[str | None]) -> list[tuple[str, ...]]:
-    """Return what is no whole segment of a world; ``waiting``: nodes that are not in it."""
+def broken(
+    record: Round,
+    domain: Domains,
+    waiting: Counter[str | None],
+    whole: Mapping[str | None, int],
+) -> list[tuple[str, ...]]:
+    """Return what is no whole segment of a world; ``waiting``: nodes that are not in it. A domain
+    that was in a world before needs as many nodes as it had then, another one all that are there.
+    """
     size, found = record.settings.segment_size, blocks(record, domain)
     if size != WHOLE_DOMAIN:
         return [
             one for one in found if len(one) != size or len({domain.get(node) for node in one}) > 1
         ]
     times = Counter(domain.get(one[0]) for one in found)
-    return [one for one in found if times[domain.get(one[0])] > 1 or waiting[domain.get(one[0])]]
+    return [
+        one
+        for one in found
+        for name in (domain.get(one[0]),)
+        if times[name] > 1
+        or len(one) < whole.get(name, 0)
+        or (waiting[name] and len(one) != whole.get(name, 0))
+    ]
 
 
 def moved(

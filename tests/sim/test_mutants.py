@@ -119,8 +119,9 @@ def cuts_anew(original: Any, nodes: Any, size: int, previous: Any) -> Any:
     return original(nodes, size, {})
 
 
-def forgets_the_whole(original: Any, domains: Any, formed: Any) -> Any:
-    return original(domains, None if formed is None else replace(formed, domains={}))
+def forgets_the_whole(original: Any, *given: Any) -> Any:
+    *others, formed = given
+    return original(*others, None if formed is None else replace(formed, domains={}))
 
 
 def forgets_the_past(original: Any, *args: Any, **named: Any) -> Any:
