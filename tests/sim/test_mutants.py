@@ -120,8 +120,12 @@ def cuts_anew(original: Any, nodes: Any, size: int, previous: Any) -> Any:
 
 
 def forgets_the_whole(original: Any, *given: Any) -> Any:
-    *others, formed = given
-    return original(*others, None if formed is None else replace(formed, domains={}))
+    domains, *others, formed = given
+    if formed is not None:
+        here = {each: len(domains.get(each, ())) or size for each, size in formed.domains.items()}
+        least = {each: min(size, here[each]) for each, size in formed.domains.items()}
+        formed = replace(formed, domains=least)
+    return original(domains, *others, formed)
 
 
 def forgets_the_past(original: Any, *args: Any, **named: Any) -> Any:
