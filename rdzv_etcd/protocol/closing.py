@@ -67,8 +67,8 @@ def decide_close(
 
     * all seats taken and no other node expected: at once;
     * at least ``min_nodes`` and every live member of the previous round back: after ``settle``;
-    * at least ``min_nodes``, but live members are not back yet: after ``rejoin``, and not sooner,
-      because a world without them might lose their work;
+    * at least ``min_nodes``, but live members that would be in it are not back yet: after
+      ``rejoin``, and not sooner, because a world without them might lose their work;
     * at least ``min_nodes``, and no previous round to expect nodes from: after ``last_call``;
     * fewer: wait; also if the number of the round has no successor.
 
@@ -90,7 +90,10 @@ def decide_close(
         return KeepWaiting(None, "")  # the job is over, and the nodes still here are leaving
     if size < settings.min_nodes or size == 0:
         return KeepWaiting(None, _waits_for(control, nodes, settings, census))
-    until_s, why = _closes_at(control, census, size, settings, timing, opened_s=opened_s)
+    missed = bool(census.unplaced) or _are_missed(control, nodes, census, settings)
+    until_s, why = _closes_at(
+        control, census, size, settings, timing, opened_s=opened_s, missed=missed
+    )
     # An accused node that lives answers within this time; otherwise it would be left out.
     until_s = max(until_s, may_answer_until_s(nodes, now_s, round_trip_s))
     if give_up_s < until_s:
@@ -112,11 +115,13 @@ def _closes_at(
     timing: Timing,
     *,
     opened_s: float,
+    missed: bool,
 ) -> tuple[float, str]:
-    """Return when a round of ``size`` nodes is closed, and why then."""
+    """Return when a round of ``size`` nodes is closed, and why then; ``missed``: others may come
+    that must be in it."""
     pool = census.pool
     enough_s = max(opened_s, _enough_since(control, pool, settings))
-    if census.expected or census.unplaced:
+    if missed:
         return max(opened_s + timing.rejoin_timeout_s, enough_s), describe.NOT_BACK
     if size == settings.largest:
         return -math.inf, describe.ALL_SEATS
@@ -125,6 +130,22 @@ def _closes_at(
         until_s = min(last_s + timing.settle_s, enough_s + timing.last_call_timeout_s)
         return until_s, describe.ALL_BACK
     return enough_s + timing.last_call_timeout_s, describe.LAST_CALL
+
+
+def _are_missed(control: Control, nodes: Nodes, census: Census, settings: JobSettings) -> bool:
+    """Whether live members that are not back would get a seat: not if others of their segment are
+    gone, and nobody is there to replace these. Survivors are not given up for newcomers."""
+    if not settings.has_segments:
+        return bool(census.expected)
+    seated = {
+        node.node_id
+        for segment in choose(census.candidates(nodes), settings, control.formed)
+        for node in segment.nodes
+    }
+    back = {presence.info.node_id for presence in census.returning}
+    return bool(census.expected) and (
+        back.isdisjoint(seated) or not seated.isdisjoint(census.expected)
+    )
 
 
 def _enough_since(control: Control, pool: Sequence[Presence], settings: JobSettings) -> float:

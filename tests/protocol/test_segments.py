@@ -236,6 +236,22 @@ def test_what_is_left_of_a_broken_segment_waits() -> None:
     assert decision.expelled == ()
 
 
+def test_nobody_waits_for_what_is_left_of_a_broken_segment() -> None:
+    """All processes of a host are killed at once, and one is found to be gone first."""
+    six = f"{FOUR} c1 c2"
+
+    def lost(gone: str, back: str) -> Scene:
+        return Scene(2, 6, members=six, segment=2).gone(gone).changed(gone).back(back)
+
+    assert lost("b1", "a1 a2 c1 c2").closed_world(NOW_S + 1) == "a1 a2 c1 c2"
+    for waits in (
+        lost("b1", "a1 a2 c1"),  # c2 would be in it
+        lost("b1", "a1 a2 c1 c2").new("b3"),  # with b3, b2 would be; and then no survivor is:
+        Scene(2, 6, segment=2, members="a1 a2").gone("a1").changed("a1").new("c1 c2"),
+    ):
+        assert not isinstance(waits.close(NOW_S + 1), Close)
+
+
 # --- any -----------------------------------------------------------------------------------------
 
 DOMAINS = st.sampled_from("abc")
