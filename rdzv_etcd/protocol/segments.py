@@ -145,6 +145,7 @@ def _that_fit(
             seats -= len(segment.nodes)
         else:
             others.append(segment)
+    seats = min(seats, sum(len(segment.nodes) for segment in others))
     # How many seats those from each on can fill: one bit for each number.
     fills = [1]
     for segment in reversed(others):

@@ -373,6 +373,11 @@ class Settings:
         check_numbers(self)
 
     def _check_domain(self) -> None:
+        if self.in_process and (self.job.has_segments or self.job.node_unit != 1):
+            raise SettingsError(
+                "in_process=1 excludes segment_size and node_unit: the workers of each host are a "
+                "segment there"
+            )
         if self.domain_key is None:
             if self.job.has_segments:
                 raise SettingsError(

@@ -69,15 +69,12 @@ def connect_worker(*, data: Mapping[str, object] | None = None, epoch_floor: int
 
 
 def _options(given: dict[str, Any], rank: int, size: int) -> dict[str, Any]:
-    """Return a worker's options: what they count in hosts counts workers here, and the workers of a
-    host are a segment, so that it joins as a whole."""
+    """Return a worker's options: the workers of a host are a segment, so that it joins as a whole;
+    a rank key orders the hosts."""
     options: dict[str, Any] = dict(given["options"])
     host = " ".join(filter(None, (given["rank_key"], given["agent"]["node"])))
     if size > 1:
-        options.setdefault("domain_key", f"value:{host}")
-        hosts = options.get("segment_size", 1)
-        options["segment_size"] = hosts if hosts == "all" else int(hosts) * size
-        options["rank_key"] = f"value:{host} {rank}"
+        options |= {"domain_key": f"value:{host}", "segment_size": size, "rank_key": str(rank)}
     elif given["rank_key"]:
         options["rank_key"] = f"value:{given['rank_key']}"
     if port := int(options.get("metrics_port", 0)):

@@ -26,7 +26,6 @@ from rdzv_etcd.errors import (
     EtcdUnavailableError,
     JobClosedError,
     RdzvEtcdError,
-    SettingsError,
 )
 from rdzv_etcd.names import display_name
 from rdzv_etcd.settings import AfterEnd, Settings
@@ -369,12 +368,6 @@ def create_handler(params: RendezvousParameters) -> EtcdRendezvousHandler:
             params.run_id,
         )
     if settings.in_process:
-        if settings.job.node_unit != 1:
-            with torch_errors():
-                raise SettingsError(
-                    f"node_unit={settings.job.node_unit} and in_process=1 exclude each other; "
-                    "segment_size= with domain_key= counts hosts here"
-                )
         return SupervisorHandler(settings, _for_workers(params, settings))
     return EtcdRendezvousHandler(settings)
 

@@ -82,8 +82,9 @@ def test_a_host_joins_as_a_whole(job: PluginJob, monkeypatch: pytest.MonkeyPatch
 
 
 def test_what_counts_nodes_otherwise_is_refused(job: PluginJob) -> None:
-    with pytest.raises(SettingsError, match="node_unit=2"):
-        job.handler("2", in_process=1, node_unit=2)
+    for other in ({"node_unit": 2}, {"segment_size": 2, "domain_key": "rack"}):
+        with pytest.raises(SettingsError, match="excludes segment_size and node_unit"):
+            job.handler("2", in_process=1, **other)
 
 
 def test_a_failure_ends_every_agent(job: PluginJob, monkeypatch: pytest.MonkeyPatch) -> None:
