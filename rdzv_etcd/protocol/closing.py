@@ -14,9 +14,9 @@ from rdzv_etcd.protocol.liveness import may_answer_until_s
 from rdzv_etcd.protocol.model import Control, NodeInfo, Nodes, Presence
 from rdzv_etcd.protocol.ranks import assign_ranks
 from rdzv_etcd.protocol.segments import (
+    Segment,
     choose,
     incomplete,
-    largest_world,
     ranks_in,
     sizes_of_domains,
 )
@@ -85,51 +85,37 @@ def decide_close(
         return KeepWaiting(None, describe.round_text(control, None, count, settings))
     census = take_census(control, nodes, settings)
     pool = census.pool
-    size = largest_world([each.info for each in pool], settings, control.formed)
+    segments = choose([presence.info for presence in pool], settings, control.formed)
+    size = sum(len(segment.nodes) for segment in segments)
     if not pool and control.closure is not None:
         return KeepWaiting(None, "")  # the job is over, and the nodes still here are leaving
     if size < settings.min_nodes or size == 0:
         return KeepWaiting(None, _waits_for(control, nodes, settings, census))
     missed = bool(census.unplaced) or _are_missed(control, nodes, census, settings)
-    until_s, why = _closes_at(
-        control, census, size, settings, timing, opened_s=opened_s, missed=missed
-    )
+    enough_s = max(opened_s, _enough_since(pool, segments, settings))
+    if missed:
+        until_s, why = max(opened_s + timing.rejoin_timeout_s, enough_s), describe.NOT_BACK
+    elif size == settings.largest:
+        until_s, why = -math.inf, describe.ALL_SEATS
+    elif control.formed is not None:
+        last_s = max(opened_s, *(presence.seen_s for presence in pool))
+        until_s = min(last_s + timing.settle_s, enough_s + timing.last_call_timeout_s)
+        why = describe.ALL_BACK
+    else:
+        until_s, why = enough_s + timing.last_call_timeout_s, describe.LAST_CALL
     # An accused node that lives answers within this time; otherwise it would be left out.
     until_s = max(until_s, may_answer_until_s(nodes, now_s, round_trip_s))
     if give_up_s < until_s:
         until_s, why = give_up_s, describe.GIVES_UP
     if now_s >= until_s:
-        return _close(control, nodes, settings, census, why)
+        lacking = incomplete(census.candidates(nodes), settings, control.formed)
+        why = "; ".join(filter(None, (why, describe.incomplete_text(lacking))))
+        return _close(control, settings, census, segments, why)
     return KeepWaiting(until_s, _waits_for(control, nodes, settings, census))
 
 
 def _waits_for(control: Control, nodes: Nodes, settings: JobSettings, census: Census) -> str:
     return describe.round_text(control, nodes, len(census.pool), settings, census=census)
-
-
-def _closes_at(
-    control: Control,
-    census: Census,
-    size: int,
-    settings: JobSettings,
-    timing: Timing,
-    *,
-    opened_s: float,
-    missed: bool,
-) -> tuple[float, str]:
-    """Return when a round of ``size`` nodes is closed, and why then; ``missed``: others may come
-    that must be in it."""
-    pool = census.pool
-    enough_s = max(opened_s, _enough_since(control, pool, settings))
-    if missed:
-        return max(opened_s + timing.rejoin_timeout_s, enough_s), describe.NOT_BACK
-    if size == settings.largest:
-        return -math.inf, describe.ALL_SEATS
-    if control.formed is not None:
-        last_s = max(opened_s, *(presence.seen_s for presence in pool))
-        until_s = min(last_s + timing.settle_s, enough_s + timing.last_call_timeout_s)
-        return until_s, describe.ALL_BACK
-    return enough_s + timing.last_call_timeout_s, describe.LAST_CALL
 
 
 def _are_missed(control: Control, nodes: Nodes, census: Census, settings: JobSettings) -> bool:
@@ -148,26 +134,30 @@ def _are_missed(control: Control, nodes: Nodes, census: Census, settings: JobSet
     )
 
 
-def _enough_since(control: Control, pool: Sequence[Presence], settings: JobSettings) -> float:
+def _enough_since(
+    pool: Sequence[Presence], segments: Sequence[Segment], settings: JobSettings
+) -> float:
     """Return since when the smallest allowed world could have been formed."""
-    arrivals = sorted((presence.seen_s, 1) for presence in pool)
+    arrivals = [(presence.seen_s, 1) for presence in pool]
     if settings.has_segments:
         seen_s = {presence.info.node_id: presence.seen_s for presence in pool}
-        chosen = choose([presence.info for presence in pool], settings, control.formed)
-        arrivals = sorted(
+        arrivals = [
             (max(seen_s[node.node_id] for node in segment.nodes), len(segment.nodes))
-            for segment in chosen
-        )
+            for segment in segments
+        ]
+    arrivals.sort()
     counts = list(accumulate(count for _, count in arrivals))
     return arrivals[bisect_left(counts, settings.smallest)][0]
 
 
 def _close(
-    control: Control, nodes: Nodes, settings: JobSettings, census: Census, reason: str
+    control: Control,
+    settings: JobSettings,
+    census: Census,
+    segments: Sequence[Segment],
+    reason: str,
 ) -> Close:
-    candidates = [presence.info for presence in census.pool]
     formed = control.formed
-    segments = choose(candidates, settings, formed)
     chosen = [node for segment in segments for node in segment.nodes]
     previous = ranks_in(formed)
     heirs = _heirs(control, census)
@@ -177,11 +167,10 @@ def _close(
     if not heirs and here.isdisjoint(previous) and not went_on:
         heirs = (census.expected + census.unplaced)[:_HEIRS]
     world = assign_ranks(segments, previous, heirs)
-    lacking = incomplete(census.candidates(nodes), settings, formed)
     return Close(
         world,
         census.expected + census.idle,
-        "; ".join(filter(None, (reason, describe.incomplete_text(lacking)))),
+        reason,
         heirs if here.isdisjoint(heirs) else (),
         census.finished,
         sizes_of_domains(world, settings, formed),
