@@ -143,12 +143,14 @@ class _Call:
 
     def note(self, failed: AttemptError) -> None:
         fault = failed.fault
-        self.faults.pop(failed.endpoint, None)
-        self.faults[failed.endpoint] = fault
         self.failures += 1
         self.unanswered += fault.is_timeout
         self.refused_tokens += fault.verdict is Verdict.STALE_TOKEN
         self.maybe_applied |= self.kind.writes and fault.verdict is Verdict.UNKNOWN
+        before = self.faults.pop(failed.endpoint, fault)
+        if fault.verdict is Verdict.NOT_DONE and self.deadline.remaining_s() <= 0:
+            failed.fault = fault = before  # what went wrong tells more than that time is up
+        self.faults[failed.endpoint] = fault
 
     def may_repeat(self, failed: BaseException) -> bool:
         """Return whether another attempt may help, and is allowed by the time and the kind."""

@@ -167,7 +167,8 @@ class Cluster:
         self.supervisors: dict[int, psutil.Process] = {}
 
     def settings(self, **config: Any) -> Settings:
-        return settings(self.endpoints, secret=self.secret, embed_grace=GRACE_S, **config)
+        config = {"embed_grace": GRACE_S, **config}
+        return settings(self.endpoints, secret=self.secret, **config)
 
     def job(self) -> Settings:
         """What a node has that only uses it."""
@@ -186,7 +187,16 @@ class Cluster:
 
     def wait_for(self, members: set[int]) -> None:
         """One that cannot start is tried again after half a minute at the latest."""
-        wait_until(f"the members are {members}", lambda: self.state().members == members, 120.0)
+        seen: list[ClusterState] = []
+
+        def are_there() -> bool:
+            seen[:] = [self.state()]
+            return seen[0].members == members
+
+        try:
+            wait_until(f"the members are {members}", are_there, 120.0)
+        except AssertionError as error:
+            raise AssertionError(f"{error}; {seen[0]}") from None
 
     def cluster(self) -> str:
         """What its founders have called it."""

@@ -329,8 +329,8 @@ def test_the_others_serve_without_a_host_whose_port_is_taken(
 ) -> None:
     number = cluster.port + (port == "peers")
     with socket.create_server((cluster.addresses[1], number)):
-        cluster.start(0, 1, 2)
-        cluster.wait_for({0, 2})
+        cluster.start(0, 1, 2, embed_grace=120)
+        wait_until("the others serve", lambda: {0, 2} <= cluster.state().members, 120.0)
 
         def warned() -> str:
             caplog.clear()
