@@ -119,7 +119,7 @@ def _line(status: IO[bytes], binary: Binary, deadline: float) -> bytes:
     """Wait for the report; log now and then that it takes long."""
     waiter = select.poll()
     waiter.register(status, select.POLLIN)
-    limit_s = deadline - time.monotonic()
+    limit_s = max(0.0, deadline - time.monotonic())
     wait = Wait("embedded etcd that this node has started", str(binary.path), limit_s)
     while not waiter.poll(_LOOK_EVERY_MS):
         wait.note(lambda: f"if it never comes up, name another in {BINARY_VARIABLE}")

@@ -361,7 +361,7 @@ def test_an_etcd_of_another_cluster_at_an_endpoint_is_refused(
         with pytest.raises(
             EmbeddedEtcdError, match=f"not of this cluster answers at {cluster.addresses[1]}"
         ):
-            ensure_etcd(cluster.settings(join_timeout=6), cluster.environ)
+            ensure_etcd(cluster.settings(join_timeout=15), cluster.environ)
         cluster.find()
     finally:
         kill(other)
