@@ -115,7 +115,9 @@ async def _examine(
             )
             found += rights
             if is_about_a_job and may_read:
-                of_job += await _examine_job(client, keys, settings.job if nnodes else None)
+                counts_hosts = settings.in_process  # and the job counts workers
+                mine = settings.job if nnodes and not counts_hosts else None
+                of_job += await _examine_job(client, keys, mine)
             if listen_s and may_read:
                 found.append(await doctor_etcd.listen(client, keys, listen_s))
         finally:
@@ -229,8 +231,12 @@ def _node_findings(job: Job) -> Iterator[Finding]:
     for problem in list(state.unreadable.values())[:_NAMED]:
         yield fail(check, f"no node of this library wrote this key: {problem}", "delete the key")
     by_host: dict[str, list[str]] = {}
+    hosts_of: dict[str | None, set[str]] = {}
     for node in state.nodes:
-        by_host.setdefault(node.host, []).append(node.node_id)
+        hosts_of.setdefault(node.domain, set()).add(node.host)
+    for node in state.nodes:
+        if node.domain is None or len(hosts_of[node.domain]) > 1:  # else it is meant to be several
+            by_host.setdefault(node.host, []).append(node.node_id)
     for host, nodes in by_host.items():
         if len(nodes) > 1 and "~" in nodes[0]:
             pids = ", ".join(node.split("~")[1] for node in nodes[:_NAMED])

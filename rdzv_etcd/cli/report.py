@@ -73,6 +73,8 @@ def report_on(job: Job) -> Report:
     """Judge a job."""
     report = _judged(job)
     details = list(report.details)
+    if job.state.incomplete and report.rows:
+        details.append(describe.incomplete_text(job.state.incomplete))
     drained = [f"{job.names(node)} ({leaves(job, node)})" for node in sorted(job.drains)]
     if drained:
         details.append(f"being drained: {first_of(drained)}")
@@ -138,8 +140,6 @@ def _working(job: Job, rows: tuple[Row, ...]) -> Report:
         details.append(f"not declared lost yet: {some(job, list(state.missing))}")
     if state.spares:
         details.append(f"spares: {some(job, state.spares)}")
-    if state.incomplete and rows:
-        details.append(describe.incomplete_text(state.incomplete))
     return Report(job.job, State.WORKS, head, tuple(details), rows)
 
 
@@ -166,8 +166,6 @@ def _waiting_details(job: Job, rows: Sequence[Row]) -> Iterator[str]:
         found = [row.node_id for row in rows if row.state == word]
         if found:
             yield f"{text}: {some(job, found)}"
-    if state.incomplete and rows:
-        yield describe.incomplete_text(state.incomplete)
 
 
 def how_it_ended(job: Job) -> str:

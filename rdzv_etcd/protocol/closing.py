@@ -121,17 +121,15 @@ def _waits_for(control: Control, nodes: Nodes, settings: JobSettings, census: Ce
 def _are_missed(control: Control, nodes: Nodes, census: Census, settings: JobSettings) -> bool:
     """Whether live members that are not back would get a seat: not if others of their segment are
     gone, and nobody is there to replace these. Survivors are not given up for newcomers."""
-    if not settings.has_segments:
-        return bool(census.expected)
+    if not census.expected:
+        return False
     seated = {
         node.node_id
         for segment in choose(census.candidates(nodes), settings, control.formed)
         for node in segment.nodes
     }
     back = {presence.info.node_id for presence in census.returning}
-    return bool(census.expected) and (
-        back.isdisjoint(seated) or not seated.isdisjoint(census.expected)
-    )
+    return back.isdisjoint(seated) or not seated.isdisjoint(census.expected)
 
 
 def _enough_since(

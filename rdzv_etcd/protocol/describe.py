@@ -159,9 +159,10 @@ def round_text(
         named = f": {names.all(here)}" if here else ""
         parts = _missing_text(control, nodes, settings, census, names)
         if not parts and count >= settings.min_nodes and census.pool:
-            candidates = census.candidates(nodes)
-            fits = largest_world(candidates, settings, control.formed) >= settings.min_nodes
-            parts = ["more may join until the last call is over" if fits else _NO_FIT]
+            most = largest_world(census.candidates(nodes), settings, control.formed)
+            parts = ["more may join until the last call is over"]
+            if most < settings.min_nodes:
+                parts = [f"the largest world that they could form has {many(most, 'node')}"]
     head = f"round {control.next_number}: {count_text(count, settings, ' here')}{named}"
     parts += _where_others_are(control, settings, names, count, where)
     return "; ".join((head, *parts))
@@ -217,9 +218,6 @@ def _missing_text(
         parts.append(f"{names.all(census.finished)} {verb} finished and will not rejoin")
     lacking = incomplete(census.candidates(nodes), settings, control.formed)
     return parts + list(filter(None, [incomplete_text(lacking)]))
-
-
-_NO_FIT = "whole domains of them make no world of that size"
 
 
 def incomplete_text(lacking: Mapping[str, tuple[int, int]]) -> str:

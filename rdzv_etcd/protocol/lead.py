@@ -79,7 +79,7 @@ def _grows(formed: Round, nodes: Nodes, census: Census, missing: int) -> bool:
     settings = formed.settings
     if not settings.has_segments:
         live = len(census.expected) + len(census.pool) + missing
-        return min(live, settings.max_nodes) // settings.unit * settings.unit > formed.size
+        return settings.fitting(live) > formed.size
     if missing or not census.newcomers:
         return False  # it will be, if they return
     if not set(formed.members).isdisjoint(census.finished):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 from rdzv_etcd.names import unknown_member
@@ -17,8 +18,8 @@ def assign_ranks(
 ) -> tuple[NodeInfo, ...]:
     """Order the chosen nodes by their new rank.
 
-    ``segments`` are in order of preference; ``previous`` maps node ids to ranks in the previous
-    round; ``heirs`` are nodes that have a better claim to rank 0 than its members.
+    ``previous`` maps node ids to ranks in the previous round; ``heirs`` are nodes that have a
+    better claim to rank 0 than its members.
 
     Survivors keep their rank if it still exists, the others move into the lowest holes, newcomers
     take the rest. So it is with the segments, where newcomers are in natural order of their
@@ -36,11 +37,13 @@ def assign_ranks(
     def by_key(node: NodeInfo) -> tuple[object, ...]:
         return *by_rank_key(node), previous.get(node.node_id, len(previous))
 
+    if keyed:
+        segments = [replace(each, nodes=tuple(sorted(each.nodes, key=by_key))) for each in segments]
     in_order = sorted(
-        segments, key=lambda each: (natural_order(each.domain), min(map(by_rank_key, each.nodes)))
+        segments, key=lambda each: (natural_order(each.domain), by_rank_key(each.nodes[0]))
     )
     world = [
-        sorted(segment.nodes, key=by_key) if keyed else _within(segment, previous)
+        list(segment.nodes) if keyed else _within(segment, previous)
         for segment in _settled(in_order, lambda segment: segment.place)
     ]
     latest = max(node.epoch_trained for node in nodes)

@@ -57,7 +57,7 @@ def largest_world(
 ) -> int:
     """Return the size of the largest world that the candidates may form."""
     if not settings.has_segments:
-        return min(len(candidates), settings.max_nodes) // settings.unit * settings.unit
+        return settings.fitting(len(candidates))
     return sum(len(segment.nodes) for segment in choose(candidates, settings, formed))
 
 
@@ -71,7 +71,7 @@ def choose(
     those that fill most seats, and among these those that were whole first.
     """
     if not settings.has_segments:
-        size = largest_world(candidates, settings, formed)
+        size = settings.fitting(len(candidates))
         return [Segment(tuple(candidates[:size]), 0)] if size else []
     ranks = ranks_in(formed)
     domains = _by_domain(candidates)

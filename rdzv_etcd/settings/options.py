@@ -117,10 +117,14 @@ class JobSettings:
         """The size of each world is a multiple of this."""
         return max(self.node_unit, self.segment_size)
 
+    def fitting(self, count: int) -> int:
+        """How many of so many nodes a world may have, wherever they belong."""
+        return min(count, self.max_nodes) // self.unit * self.unit
+
     @property
     def largest(self) -> int:
         """The most nodes that a world may have."""
-        return self.max_nodes // self.unit * self.unit
+        return self.fitting(self.max_nodes)
 
     @property
     def smallest(self) -> int:

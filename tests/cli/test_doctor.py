@@ -301,6 +301,20 @@ def test_what_is_wrong_with_a_job(
     shows(doctor(etcd_server, job_id, *words.split()), *finding.split(), *texts.split("; "))
 
 
+@pytest.mark.parametrize(("one", "two"), [("one~9~z", "two~9~z"), ("rack-1", "rack-1")])
+def test_a_host_whose_workers_form_the_world_is_meant_to_be_several_nodes(
+    etcd_server: EtcdServer, job_id: str, doctor: Run, one: str, two: str
+) -> None:
+    """Not one that shares a rack with others. ``--nnodes`` counts hosts, and the job workers."""
+    for node_id, domain in (("one~1~a", one), ("one~2~b", one), ("two~1~c", two)):
+        settings = JobSettings(2, 4, 1, 2)
+        plant_node(etcd_server, job_id, node_id, settings=settings, domain=domain)
+    done = doctor(etcd_server, job_id, "--nnodes=1:2", "--conf=in_process=1")
+    found_here = {level: found(done, level) for level in ("ok", "warn", "fail")}
+    assert not any("job.same_settings" in checks for checks in found_here.values())
+    assert ("job.launchers" in found_here["warn"]) == (one == two)
+
+
 def test_a_wrong_prefix(etcd_server: EtcdServer, job_id: str, doctor: Run) -> None:
     plant_node(etcd_server, job_id, "far~1~a")
     done = doctor(etcd_server, job_id, "--conf=etcd_prefix=/team/a")

@@ -98,6 +98,8 @@ def lines() -> Iterator[str]:
         Scene(3, 3).new("a b"),
         Scene(1, 3).new("a"),
         Scene(2, 8, 2).new("a"),
+        Scene(3, 4, 2).new("a b c"),
+        Scene(8, 8, segment=0).new("a1 a2 a3 a4 a5 a6 b1 b2 b3 b4 b5 b6"),
         other,
         back,
         Scene(3, 4, members="a b c").changed().finished("a").back("b", NOW_S),

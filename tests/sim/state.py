@@ -73,7 +73,7 @@ class State:
     domain: dict[str, str | None] = field(default_factory=dict)
     """The domain of every node that there ever was."""
     whole: dict[str, Counter[str | None]] = field(default_factory=dict)
-    """By run: how many nodes each domain had, at most, when a world was formed."""
+    """By run: how many nodes each domain had, at most, in a world."""
 
     def note_woke(self, node_id: str, slept_s: float, at_s: float) -> None:
         """A node's machine was suspended for so long."""
