@@ -31,7 +31,9 @@ LIMIT_S = 60.0
 ALL = {0, 1, 2}
 """The hosts of a cluster."""
 GRACE_S = 5
-"""How long a cluster waits for nodes; as long, its members wait for a leader."""
+"""How long a cluster waits for nodes in a test that waits for its end."""
+UNUSED_S = 120
+"""The same in another test, which may never have a node."""
 SECRET, OTHER_SECRET = "staple-battery-horse", "one-that-is-not-theirs"
 
 NOBODY = 65534
@@ -167,7 +169,7 @@ class Cluster:
         self.supervisors: dict[int, psutil.Process] = {}
 
     def settings(self, **config: Any) -> Settings:
-        config = {"embed_grace": GRACE_S, **config}
+        config = {"embed_grace": UNUSED_S, **config}
         return settings(self.endpoints, secret=self.secret, **config)
 
     def job(self) -> Settings:

@@ -134,7 +134,7 @@ def test_two_hosts_lost_at_once_begin_a_new_cluster_that_the_third_joins(cluster
 def test_all_end_with_their_data_when_the_last_node_has_left(
     cluster: Cluster, scratch: Path
 ) -> None:
-    cluster.start(0, 1, 2)
+    cluster.start(0, 1, 2, embed_grace=GRACE_S)
     cluster.wait_for(ALL)
     lease_id = cluster.grant(0)
     etcds = [etcd for it in cluster.supervisors.values() for etcd in it.children()]
@@ -147,7 +147,7 @@ def test_all_end_with_their_data_when_the_last_node_has_left(
 
 
 def test_a_signal_takes_a_member_away_only_if_the_others_can_spare_it(cluster: Cluster) -> None:
-    cluster.start(0, 1, 2)
+    cluster.start(0, 1, 2, embed_grace=GRACE_S)
     cluster.wait_for(ALL)
     lease_id = cluster.grant(0)
     cluster.supervisors[0].terminate()
@@ -162,7 +162,7 @@ def test_a_signal_takes_a_member_away_only_if_the_others_can_spare_it(cluster: C
 
 
 def test_of_two_members_that_are_asked_to_end_at_once_at_most_one_does(cluster: Cluster) -> None:
-    cluster.start(0, 1, 2)
+    cluster.start(0, 1, 2, embed_grace=GRACE_S)
     cluster.wait_for(ALL)
     lease_id = cluster.grant(2)
     asked = [cluster.supervisors[0], cluster.supervisors[1]]
@@ -177,7 +177,7 @@ def test_of_two_members_that_are_asked_to_end_at_once_at_most_one_does(cluster: 
 
 def test_hosts_that_were_stopped_for_longer_than_the_grace_continue(cluster: Cluster) -> None:
     """First the supervisors alone, then with their etcds, as virtual machines are."""
-    cluster.start(0, 1, 2)
+    cluster.start(0, 1, 2, embed_grace=GRACE_S)
     cluster.wait_for(ALL)
     lives = cluster.lives()
     cluster.grant(0)
@@ -329,7 +329,7 @@ def test_the_others_serve_without_a_host_whose_port_is_taken(
 ) -> None:
     number = cluster.port + (port == "peers")
     with socket.create_server((cluster.addresses[1], number)):
-        cluster.start(0, 1, 2, embed_grace=120)
+        cluster.start(0, 1, 2)
         wait_until("the others serve", lambda: {0, 2} <= cluster.state().members, 120.0)
 
         def warned() -> str:
