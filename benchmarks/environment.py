@@ -1,4 +1,4 @@
-"""What a result was measured on and with: versions, cores and their speed, disk, load, date.
+"""What a result was measured on and with: commit, versions, cores and their speed, disk, load, date.
 
 Knows this machine only as far as a reader needs it to judge the numbers: no names, no paths.
 """
@@ -9,6 +9,7 @@ import datetime
 import importlib.metadata
 import os
 import platform
+import subprocess
 import time
 from pathlib import Path
 
@@ -21,6 +22,7 @@ def describe(*, etcd_version: str | None, data: Path | None, fsync: bool) -> dic
     """Return what every result file carries; ``data`` is the folder that etcd writes to."""
     found: dict[str, object] = {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "commit": _commit(),
         "python": platform.python_version(),
         "kernel": platform.release().partition("-")[0],  # what follows names the distribution
         "cores": len(os.sched_getaffinity(0)),
@@ -59,6 +61,17 @@ def file_system(folder: Path) -> str:
     holding = [mount for mount in mounts if here.is_relative_to(mount.mountpoint)]
     nearest = max(holding, key=lambda mount: len(mount.mountpoint), default=None)
     return "unknown" if nearest is None else nearest.fstype
+
+
+def _commit() -> str | None:
+    """Return what is measured: the checkout's commit, with ``+`` if something in it was changed."""
+    command = ["git", "describe", "--always", "--abbrev=7", "--exclude=*", "--dirty=+"]
+    here = Path(__file__).parent
+    try:
+        found = subprocess.run(command, cwd=here, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):  # a copy without its history
+        return None
+    return found.stdout.strip()
 
 
 def _version(package: str) -> str | None:

@@ -120,11 +120,12 @@ def _missing(name: str) -> str:
 def _origin(document: dict[str, Any]) -> str:
     seen = document["environment"]
     fsync = "fsync on" if seen["etcd_fsync"] else "fsync off"
+    commit = f", commit {seen['commit']}" if seen.get("commit") else ""  # older files do not have it
     gpus = f", {', '.join(seen['gpus'])}" if seen.get("gpus") else ""
-    additions_s = seen.get("million_additions_s")  # older files do not have it
+    additions_s = seen.get("million_additions_s")  # nor this
     speed = f" (a million additions in {results.seconds(additions_s)})" if additions_s else ""
     return (
-        f"<sub>{seen['date'][:10]}, {seen['cores']} cores{gpus}, Python {seen['python']}{speed}, "
+        f"<sub>{seen['date'][:10]}{commit}, {seen['cores']} cores{gpus}, Python {seen['python']}{speed}, "
         f"torch {seen['torch']}, grpcio {seen['grpcio']}, etcd {seen['etcd']} "
         f"({fsync}, {seen.get('etcd_file_system', 'unknown')}); samples: "
         f"`benchmarks/results/{document['benchmark']}.json`</sub>\n"
