@@ -1,4 +1,4 @@
-"""What a result was measured on and with: commit, versions, cores and their speed, disk, load, date.
+"""What was measured on and with what: commit, versions, cores, their speed, disk, load, date.
 
 Knows this machine only as far as a reader needs it to judge the numbers: no names, no paths.
 """

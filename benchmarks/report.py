@@ -120,14 +120,15 @@ def _missing(name: str) -> str:
 def _origin(document: dict[str, Any]) -> str:
     seen = document["environment"]
     fsync = "fsync on" if seen["etcd_fsync"] else "fsync off"
-    commit = f", commit {seen['commit']}" if seen.get("commit") else ""  # older files do not have it
+    # Older files have neither.
+    commit = f", commit {seen['commit']}" if seen.get("commit") else ""
     gpus = f", {', '.join(seen['gpus'])}" if seen.get("gpus") else ""
-    additions_s = seen.get("million_additions_s")  # nor this
+    additions_s = seen.get("million_additions_s")
     speed = f" (a million additions in {results.seconds(additions_s)})" if additions_s else ""
     return (
-        f"<sub>{seen['date'][:10]}{commit}, {seen['cores']} cores{gpus}, Python {seen['python']}{speed}, "
-        f"torch {seen['torch']}, grpcio {seen['grpcio']}, etcd {seen['etcd']} "
-        f"({fsync}, {seen.get('etcd_file_system', 'unknown')}); samples: "
+        f"<sub>{seen['date'][:10]}{commit}, {seen['cores']} cores{gpus}, "
+        f"Python {seen['python']}{speed}, torch {seen['torch']}, grpcio {seen['grpcio']}, "
+        f"etcd {seen['etcd']} ({fsync}, {seen.get('etcd_file_system', 'unknown')}); samples: "
         f"`benchmarks/results/{document['benchmark']}.json`</sub>\n"
     )
 

@@ -1,4 +1,4 @@
-"""Write this library's log lines on a thread of their own.
+"""Write this library's log lines on a thread of their own, those about a wait when they are due.
 
 A logging handler may block for minutes: a pipe is not read, a terminal was stopped with Ctrl-S,
 a log driver is slow. The thread that renews a node's lease must not wait for that.
@@ -9,10 +9,14 @@ from __future__ import annotations
 import atexit
 import contextlib
 import logging
+import math
 import threading
+import time
+from collections.abc import Callable
 from queue import SimpleQueue
+from typing import TypeVar
 
-from rdzv_etcd.process import Latch, process_id
+from rdzv_etcd.process import Latch, begun_in_thread, process_id, wait_for_result
 
 LINES_KEPT = 1000
 """At most this many lines wait to be written; further ones are dropped and counted."""
@@ -151,7 +155,7 @@ def _at_exit() -> None:
 atexit.register(_at_exit)
 
 
-# --- when the lines about a wait are due ---------------------------------------------------------
+# --- waits ---------------------------------------------------------------------------------------
 
 _FIRST_S = (10.0, 30.0, 60.0)
 _THEN_EVERY_S = 300.0
@@ -185,3 +189,33 @@ class LineTimes:
         self._logged += 1
         while self.next_s <= waited_s:
             self._logged += 1
+
+
+T = TypeVar("T")
+
+
+class TookTooLongError(Exception):
+    """What was watched is not done within its limit. Never leaves this package."""
+
+
+def watched(
+    work: Callable[[], T], report: Callable[[float], None], name: str, limit_s: float = math.inf
+) -> T:
+    """Do ``work``, which a resolver or a file system may block for as long as it likes, in a thread
+    of that ``name``; call ``report`` with the seconds waited whenever a line is due.
+
+    Signal handlers run while this blocks. Raises what ``work`` raises, and
+    :class:`TookTooLongError` after ``limit_s``; the thread goes on then.
+    """
+    began_s, lines = time.monotonic(), LineTimes()
+    try:
+        outcome = begun_in_thread(work, name)
+    except RuntimeError:  # there are too many threads
+        return work()
+    while not wait_for_result(outcome, began_s + min(lines.next_s, limit_s) - time.monotonic()):
+        waited_s = time.monotonic() - began_s
+        if lines.is_due(waited_s):
+            report(waited_s)
+        if waited_s >= limit_s:
+            raise TookTooLongError
+    return outcome.result()

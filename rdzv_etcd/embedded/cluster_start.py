@@ -210,13 +210,14 @@ class SeatKeeper:
 
     def _keep(self, seat: int) -> None:
         """One has ended, or its name leads to this machine only now, as that of a new pod does."""
-        endpoints, deadline_s = self._endpoints, time.monotonic() + _RESTART_LIMIT_S
-        if is_locked(endpoints[seat].target):
+        where = self._endpoints[seat].target
+        if is_locked(where):
             return
-        if start_seat(self._settings, self._environ, endpoints, seat, deadline_s) is not None:
+        wait = Wait("member of the embedded cluster", where, _RESTART_LIMIT_S)
+        args = self._settings, self._environ, self._endpoints, seat, wait
+        if wait.through(lambda: start_seat(*args)) is not None:
             log.warning(
-                "no supervisor of the embedded cluster's member on %s ran: one was started",
-                endpoints[seat].target,
+                "no supervisor of the embedded cluster's member on %s ran: one was started", where
             )
 
     def _log_change(self, state: ClusterState) -> None:
@@ -248,8 +249,10 @@ def _own_seats(endpoints: Sequence[Endpoint]) -> dict[int, tuple[str, ...]]:
     return found
 
 
-def ensure_cluster(settings: Settings, environ: Mapping[str, str]) -> StartedEtcd | None:
-    """Return when the cluster serves; blocks for at most ``join_timeout_s``.
+def ensure_cluster(
+    settings: Settings, environ: Mapping[str, str], wait: Wait
+) -> StartedEtcd | None:
+    """Return when the cluster serves.
 
     Starts the supervisors of those endpoints that are this machine's, and returns the first of
     these. Raises as :func:`rdzv_etcd.embedded.start.ensure_etcd`.
@@ -257,7 +260,6 @@ def ensure_cluster(settings: Settings, environ: Mapping[str, str]) -> StartedEtc
     connection = settings.connection
     endpoints = cluster_endpoints(connection)
     own, next_start_s, started = _own_seats(endpoints), 0.0, None
-    wait = Wait("embedded cluster", str(connection), settings.timing.join_timeout_s)
     while True:
         # Before a seat is begun: hosts may have another list.
         state = cluster_state(connection, waits=True)
@@ -267,7 +269,7 @@ def ensure_cluster(settings: Settings, environ: Mapping[str, str]) -> StartedEtc
             own = own or _own_seats(endpoints)  # names may come into DNS late
             for seat in own:
                 if not is_locked(endpoints[seat].target):
-                    begun = start_seat(settings, environ, endpoints, seat, wait.deadline_s)
+                    begun = start_seat(settings, environ, endpoints, seat, wait)
                     if begun is not None and started is None:
                         more = (0, PEERS, SUPERVISORS)
                         warn_of_strangers(connection, {endpoints[seat].port + it for it in more})
@@ -288,7 +290,7 @@ def start_seat(
     environ: Mapping[str, str],
     endpoints: Sequence[Endpoint],
     seat: int,
-    deadline_s: float,
+    wait: Wait,
 ) -> StartedEtcd | None:
     """Start the supervisor of a seat; return ``None`` if another process has meanwhile."""
     endpoint, addresses = endpoints[seat], listen_addresses(endpoints[seat].host)
@@ -299,7 +301,7 @@ def start_seat(
     )
     peers = listen_urls(addresses, endpoint.port + PEERS, scheme)
     cluster = ClusterOrder(seat, places, addresses, peers)
-    started = launch(settings, binary, addresses, environ, deadline_s, cluster=cluster)
+    started = launch(settings, binary, addresses, environ, wait, cluster=cluster)
     if started is not None:
         log.info(
             "started a member of an embedded cluster on %s (etcd %s, %s, supervisor pid %s)",

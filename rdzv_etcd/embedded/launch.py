@@ -9,11 +9,13 @@ import random
 import select
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import IO
+from typing import IO, TypeVar
 
 from rdzv_etcd.embedded.binary import BINARY_VARIABLE, Binary
 from rdzv_etcd.embedded.child import Plan
@@ -22,7 +24,7 @@ from rdzv_etcd.embedded.program import without_secrets
 from rdzv_etcd.embedded.seat import ClusterOrder
 from rdzv_etcd.embedded.supervisor import Order
 from rdzv_etcd.errors import EmbeddedEtcdError
-from rdzv_etcd.log import LineTimes
+from rdzv_etcd.log import LineTimes, TookTooLongError, watched
 from rdzv_etcd.settings import Connection, Endpoint, Settings
 from rdzv_etcd.settings.hosts import is_loopback
 from rdzv_etcd.trust import GIVE_ALL
@@ -35,6 +37,10 @@ _START_GRACE_S = 30.0
 """What the first node has at least between the start and its first lease."""
 _LOOK_EVERY_MS = 500
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
+_HUNG_S = 1.0
+"""How much later than its limit a wait is ended from outside, without a cause of its own."""
+_FIRST_LOOK = "the first look there has not ended: does the name server answer?"
+T = TypeVar("T")
 # -I and -S: no site packages, no PYTHON* variables; it needs this package and the standard library.
 _SUPERVISOR = (
     "import sys; sys.path.append(sys.argv.pop(1)); "
@@ -55,7 +61,7 @@ def launch(
     binary: Binary,
     addresses: tuple[str, ...],
     environ: Mapping[str, str],
-    deadline: float,
+    wait: Wait,
     *,
     cluster: ClusterOrder | None = None,
     stale_after_s: float = STALE_AFTER_S,
@@ -64,8 +70,16 @@ def launch(
     another process has meanwhile, or is about to.
 
     Blocks until etcd serves, with ``cluster`` only until the supervisor of that seat can be
-    reached, or to ``deadline`` (monotonic seconds). Raises :class:`EmbeddedEtcdError` if it fails.
+    reached, or to the end of the ``wait``. Raises :class:`EmbeddedEtcdError` if it fails.
     """
+
+    def why() -> str:
+        return (
+            f"{binary.path}, which this node has started, does not serve yet; if it never comes "
+            f"up, name another in {BINARY_VARIABLE}"
+        )
+
+    wait.note(why)
     connection, grace_s = settings.connection, settings.embed_grace_s
     endpoint = connection.endpoints[0]
     if cluster is not None:
@@ -106,7 +120,7 @@ def launch(
             ) from error
         finally:
             os.close(write_fd)
-        report: dict[str, str] = json.loads(_line(status, binary, deadline))
+        report: dict[str, str] = json.loads(_line(status, binary, partial(wait.note, why)))
     if report["outcome"] == "failed":
         raise EmbeddedEtcdError(
             f"the embedded etcd did not start at {endpoint.target}: {report['detail']}"
@@ -115,14 +129,12 @@ def launch(
     return StartedEtcd(int(report["detail"])) if is_ours else None
 
 
-def _line(status: IO[bytes], binary: Binary, deadline: float) -> bytes:
-    """Wait for the report; log now and then that it takes long."""
+def _line(status: IO[bytes], binary: Binary, note: Callable[[], None]) -> bytes:
+    """Wait for the report; ``note`` that there is none now and then."""
     waiter = select.poll()
     waiter.register(status, select.POLLIN)
-    limit_s = max(0.0, deadline - time.monotonic())
-    wait = Wait("embedded etcd that this node has started", str(binary.path), limit_s)
     while not waiter.poll(_LOOK_EVERY_MS):
-        wait.note(lambda: f"if it never comes up, name another in {BINARY_VARIABLE}")
+        note()
     line = status.readline()
     if not line:
         raise EmbeddedEtcdError(
@@ -149,25 +161,31 @@ class Wait:
     def __init__(self, what: str, where: str, limit_s: float) -> None:
         self._what, self._where, self._limit_s = what, where, limit_s
         self._began_s, self._lines = time.monotonic(), LineTimes()
-        self._is_first = True
-        self.deadline_s = self._began_s + limit_s
+        self._is_first, self._is_over = True, threading.Event()
+        self._why = ""
+
+    def through(self, search: Callable[[], T]) -> T:
+        """Do ``search``, which notes what it finds, in a thread of its own: a resolver may take as
+        long as it likes, and signal handlers run meanwhile.
+
+        Raises what it raises, and :class:`EmbeddedEtcdError` if it does not end in time.
+        """
+        try:
+            return watched(search, self._report, "rdzv-etcd start", self._limit_s + _HUNG_S)
+        except TookTooLongError:
+            raise self._failure() from None
+        finally:
+            self._is_over.set()
 
     def note(self, why: Callable[[], str]) -> None:
-        """Take note that there is none yet; raises :class:`EmbeddedEtcdError` after the limit."""
+        """Take note that there is none yet; raises :class:`EmbeddedEtcdError` after the limit, and
+        when nobody waits any more."""
         waited_s = time.monotonic() - self._began_s
-        if waited_s > self._limit_s:
-            raise EmbeddedEtcdError(
-                f"no {self._what} answered at {self._where} within {self._limit_s:g} s: {why()}"
-            )
-        if self._lines.is_due(waited_s):
-            log.warning(
-                "waiting %d s (of %g) for the %s at %s: %s",
-                waited_s,
-                self._limit_s,
-                self._what,
-                self._where,
-                why(),
-            )
+        is_due = waited_s + 2 * _LONGEST_PAUSE_S >= min(self._lines.next_s, self._limit_s)
+        if is_due or not self._why:
+            self._why = why()  # it may take look-ups
+        if waited_s > self._limit_s or self._is_over.is_set():
+            raise self._failure()
 
     def pause(self, why: Callable[[], str]) -> None:
         """The same, and block until it is worth while to look again: there may be no process yet
@@ -182,4 +200,21 @@ class Wait:
         self.note(why)
         tenth_s = (time.monotonic() - self._began_s) / 10
         longest_s = min(max(_FIRST_PAUSE_S, tenth_s), _LONGEST_PAUSE_S)
-        time.sleep(random.uniform(longest_s / 2, longest_s))
+        self._is_over.wait(random.uniform(longest_s / 2, longest_s))
+
+    def _report(self, waited_s: float) -> None:
+        self._lines.note(waited_s)
+        log.warning(
+            "waiting %d s (of %g) for the %s at %s: %s",
+            waited_s,
+            self._limit_s,
+            self._what,
+            self._where,
+            self._why or _FIRST_LOOK,
+        )
+
+    def _failure(self) -> EmbeddedEtcdError:
+        return EmbeddedEtcdError(
+            f"no {self._what} answered at {self._where} within {self._limit_s:g} s: "
+            f"{self._why or _FIRST_LOOK}"
+        )

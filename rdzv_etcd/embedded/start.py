@@ -53,8 +53,11 @@ def ensure_etcd(settings: Settings, environ: Mapping[str, str] | None = None) ->
         return None
     environ = os.environ if environ is None else environ
     check_embeddable(settings.connection)
-    ensure = ensure_cluster if settings.embeds_cluster else _ensure_one
-    return ensure(settings, environ)
+    what, ensure = ("etcd", _ensure_one)
+    if settings.embeds_cluster:
+        what, ensure = ("embedded cluster", ensure_cluster)
+    wait = Wait(what, str(settings.connection), settings.timing.join_timeout_s)
+    return wait.through(partial(ensure, settings, environ, wait))
 
 
 def endpoints_here(connection: Connection) -> tuple[Endpoint, ...]:
@@ -76,9 +79,8 @@ def check_embeddable(connection: Connection) -> None:
         )
 
 
-def _ensure_one(settings: Settings, environ: Mapping[str, str]) -> StartedEtcd | None:
+def _ensure_one(settings: Settings, environ: Mapping[str, str], wait: Wait) -> StartedEtcd | None:
     (endpoint,), where = settings.connection.endpoints, str(settings.connection)
-    wait = Wait("etcd", where, settings.timing.join_timeout_s)
     silent_since_s, next_start_s = None, 0.0
     while True:
         found = probe(endpoint, _PROBE_TIMEOUT_S, settings.connection.secret)
@@ -101,7 +103,7 @@ def _ensure_one(settings: Settings, environ: Mapping[str, str]) -> StartedEtcd |
             addresses = () if is_locked(endpoint.port) else listen_addresses(endpoint.host)
             if addresses:
                 next_start_s = now_s + _RETRY_START_S
-                started = _start(settings, addresses, environ, wait.deadline_s)
+                started = _start(settings, addresses, environ, wait)
                 if started is not None:
                     return started
         wait.pause(partial(_why_none_answers, endpoint, found))
@@ -111,14 +113,14 @@ def _start(
     settings: Settings,
     addresses: tuple[str, ...],
     environ: Mapping[str, str],
-    deadline_s: float,
+    wait: Wait,
 ) -> StartedEtcd | None:
     """Start it at this machine's ``addresses``; return ``None`` if another process has meanwhile,
     or is about to."""
     (endpoint,), where = settings.connection.endpoints, str(settings.connection)
     binary = find_binary(environ)
     try:
-        started = launch(settings, binary, addresses, environ, deadline_s)
+        started = launch(settings, binary, addresses, environ, wait)
     except EmbeddedEtcdError:
         found = probe(endpoint, _PROBE_TIMEOUT_S, settings.connection.secret)
         if found.answer is PortAnswer.ETCD:

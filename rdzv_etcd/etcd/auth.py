@@ -1,17 +1,19 @@
 """How this client proves its identity to etcd: its user's token, and its TLS files.
 
 Knows user, password and token, PEM files, and where systems keep their root certificates. Must not
-know endpoints, nor which calls need a token. Files are read again for every token and connection,
-which blocks briefly.
+know endpoints, nor which calls need a token. Files are read again for every token and connection.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import ssl
+from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
-from typing import NoReturn, cast
+from typing import Any, Generic, NoReturn, TypeVar, cast
 
 from rdzv_etcd.clock import Clock
 from rdzv_etcd.errors import EtcdTlsError, SettingsError
@@ -19,6 +21,7 @@ from rdzv_etcd.etcd import messages
 from rdzv_etcd.etcd.channel import Metadata, Server
 from rdzv_etcd.etcd.errors import AttemptError, Fault, Verdict, judge, unavailable
 from rdzv_etcd.etcd.grpc_start import grpc
+from rdzv_etcd.process import begun_in_thread
 from rdzv_etcd.settings.connection import Credentials, Tls
 from rdzv_etcd.settings.secrets import read_again, read_file
 
@@ -39,14 +42,61 @@ _BUNDLES = (
 _LARGEST = 1 << 24
 """Bytes; what systems trust is a hundredth of it."""
 
+_READ_LIMIT_S = 1.0
+"""How long a token or a connection waits for the files that it is made with."""
+_HANGS = f"their file system does not answer within {_READ_LIMIT_S:g} s"
+
+T = TypeVar("T")
 _Version = tuple[tuple[int, int, int] | None, ...]
+
+
+class Rotated(Generic[T]):
+    """What is in files, which may be replaced, on a file system that may hang: they are read again
+    in a thread, as the event loop keeps leases meanwhile. What cannot be read is kept as it was."""
+
+    def __init__(self, read: Callable[[T], T], first: T, kept: str, clock: Clock) -> None:
+        """``read`` is given what was read before. ``kept`` begins the warnings, one per cause."""
+        self.current = first
+        self._read, self._kept, self._clock = read, kept, clock
+        self._reading: Future[T] | None = None
+        self._told = ""
+
+    async def latest(self) -> T:
+        """Return what the files contain now, or what they did, within about a second."""
+        if self._told == _HANGS and self._reading is not None and not self._reading.done():
+            return self.current
+        why = ""
+        try:
+            self.current = await self._clock.wait_for(self._read_again(), _READ_LIMIT_S)
+        except (SettingsError, EtcdTlsError) as error:
+            why = str(error)
+        except TimeoutError:
+            why = _HANGS
+        except (OSError, RuntimeError) as error:  # there are too many files or threads
+            why = str(error)
+        if why and why != self._told:
+            _log.warning("%s: %s", self._kept, why)
+        self._told = why
+        return self.current
+
+    async def _read_again(self) -> T:
+        while self._reading is not None and not self._reading.done():
+            # It began before this call, and may find what has been replaced since.
+            with contextlib.suppress(SettingsError, EtcdTlsError, OSError):
+                await asyncio.wrap_future(self._reading)
+        before = self.current
+        self._reading = begun_in_thread(lambda: self._read(before), "rdzv-etcd secret")
+        return await asyncio.wrap_future(self._reading)
 
 
 class Authenticator:
     """One user's token. Without credentials every call goes out without one."""
 
     def __init__(self, credentials: Credentials | None, clock: Clock) -> None:
-        self._credentials = credentials
+        kept = "logging in to etcd with the user and password that were read before"
+        self._credentials = (
+            None if credentials is None else Rotated(read_again, credentials, kept, clock)
+        )
         self._clock = clock
         self._metadata = REQUIRE_LEADER if credentials is None else None
         self._renewal = asyncio.Lock()
@@ -57,7 +107,7 @@ class Authenticator:
 
     @property
     def user(self) -> str | None:
-        return None if self._credentials is None else self._credentials.user
+        return None if self._credentials is None else self._credentials.current.user
 
     @property
     def current(self) -> Metadata | None:
@@ -85,21 +135,13 @@ class Authenticator:
     async def _renewed(self, server: Server, limit_s: float) -> Metadata:
         async with self._renewal:
             if self._metadata is None:
-                self._metadata = await self._authenticate(server, limit_s)
+                credentials = await cast("Rotated[Credentials]", self._credentials).latest()
+                self._metadata = await self._authenticate(credentials, server, limit_s)
             return self._metadata
 
-    def _read_again(self) -> Credentials:
-        """Return the current user and password; the previous ones if they cannot be read."""
-        try:
-            self._credentials = read_again(cast(Credentials, self._credentials))
-        except SettingsError as error:
-            _log.warning(
-                "logging in to etcd with the user and password that were read before: %s", error
-            )
-        return cast(Credentials, self._credentials)
-
-    async def _authenticate(self, server: Server, limit_s: float) -> Metadata:
-        credentials = self._read_again()
+    async def _authenticate(
+        self, credentials: Credentials, server: Server, limit_s: float
+    ) -> Metadata:
         request = messages.load().AuthenticateRequest(
             name=credentials.user, password=credentials.password
         )
@@ -123,28 +165,24 @@ class Authenticator:
 class TlsFiles:
     """Credentials that follow their files: what was rotated on disk serves the next connection.
 
-    Making one raises what :func:`channel_credentials` raises.
+    Making one reads them, and raises what :func:`channel_credentials` raises.
     """
 
-    def __init__(self, tls: Tls) -> None:
-        self._tls = tls
-        self._version = _version(tls)
-        self._credentials = channel_credentials(tls)
+    def __init__(self, tls: Tls, clock: Clock) -> None:
+        def read(before: tuple[_Version, grpc.ChannelCredentials]) -> tuple[_Version, Any]:
+            version = _version(tls)
+            return before if version == before[0] else (version, channel_credentials(tls))
 
+        first = _version(tls), channel_credentials(tls)
+        self._files = Rotated(read, first, "TLS still uses the files as they were before", clock)
+
+    @property
     def current(self) -> grpc.ChannelCredentials:
-        """Return the same object until the files change. Thread-safe.
+        return self._files.current[1]
 
-        Files that cannot be used, such as a certificate whose key has yet to be replaced, are
-        reported once, at WARNING, and those read before are kept until the files change again.
-        """
-        version = _version(self._tls)
-        if version != self._version:
-            self._version = version
-            try:
-                self._credentials = channel_credentials(self._tls)
-            except EtcdTlsError as error:
-                _log.warning("TLS still uses the files as they were before: %s", error)
-        return self._credentials
+    async def latest(self) -> grpc.ChannelCredentials:
+        """Return the same object until the files change, to some that can be used."""
+        return (await self._files.latest())[1]
 
 
 def _version(tls: Tls) -> _Version:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Coroutine
-from typing import Any, TypeAlias
+from collections.abc import AsyncIterator, Coroutine
+from typing import Any, Protocol
 from weakref import WeakSet
 
 from rdzv_etcd.clock import Clock
@@ -18,8 +18,16 @@ from rdzv_etcd.etcd import messages
 from rdzv_etcd.etcd.grpc_start import grpc
 from rdzv_etcd.process import note_use
 
-Credentials: TypeAlias = Callable[[], "grpc.ChannelCredentials | None"]
-"""Returns the credentials for the next connection; the same object as before: no others."""
+
+class Credentials(Protocol):
+    """Those for the next connection; the same object as before unless there are others."""
+
+    @property
+    def current(self) -> grpc.ChannelCredentials: ...
+
+    async def latest(self) -> grpc.ChannelCredentials:
+        """Look whether there are others, and return the current ones then; takes a moment."""
+
 
 Metadata = tuple[tuple[str, str], ...]
 
@@ -162,12 +170,13 @@ class Server:
         self,
         name: str,
         target: str,
-        credentials: Credentials,
+        credentials: Credentials | None,
         clock: Clock,
         *,
         is_near: bool = False,
     ) -> None:
-        """``is_near``: it is known to be on this machine."""
+        """``credentials``: ``None`` for a plain connection. ``is_near``: it is known to be on this
+        machine."""
         self.name = name
         self.is_near = is_near
         self._target = target
@@ -193,7 +202,7 @@ class Server:
         state = self._open().get_state(try_to_connect=True)
         if state is grpc.ChannelConnectivity.READY:
             return True
-        if self._credentials() is not self._used:
+        if self._credentials and await self._credentials.latest() is not self._used:
             # A channel keeps its credentials, and would be refused forever once they have expired.
             await self.renew()
         try:
@@ -274,7 +283,7 @@ class Server:
             raise ClosedError("the client is closed")
         if self._channel is None:
             self.connection += 1
-            self._used = self._credentials()
+            self._used = None if self._credentials is None else self._credentials.current
             self._channel = _open_channel(self._target, self._used)
             self._calls = _bind(self._channel)
         return self._channel

@@ -24,7 +24,7 @@ from rdzv_etcd.errors import (
 )
 from rdzv_etcd.etcd import messages, port, retry
 from rdzv_etcd.etcd.auth import Authenticator, TlsFiles
-from rdzv_etcd.etcd.channel import Credentials, Server
+from rdzv_etcd.etcd.channel import Server
 from rdzv_etcd.etcd.first_contact import first_contact
 from rdzv_etcd.etcd.grpc_start import require_free
 from rdzv_etcd.etcd.retry import FAILBACK_AFTER_S, Deadline, Failover
@@ -268,7 +268,7 @@ def _require_private(connection: Connection) -> None:
     if connection.credentials is None or connection.tls or connection.allow_plain_password:
         return
     for endpoint in connection.endpoints:
-        if not is_loopback(endpoint.host):
+        if not is_loopback(endpoint.host, look_up=False):
             raise SettingsError(
                 f"the etcd password would be sent to http://{endpoint.target} in plain text, which "
                 "anybody on the way can read: use https:// (protocol=https), or set "
@@ -276,15 +276,9 @@ def _require_private(connection: Connection) -> None:
             )
 
 
-def _none() -> None:
-    """Credentials of a plain connection."""
-
-
 def _servers(connection: Connection, near: Collection[Endpoint], clock: Clock) -> list[Server]:
     scheme = "http" if connection.tls is None else "https"
-    credentials: Credentials = _none
-    if connection.tls is not None:
-        credentials = TlsFiles(connection.tls).current
+    credentials = None if connection.tls is None else TlsFiles(connection.tls, clock)
     return [
         Server(
             f"{scheme}://{endpoint.target}",

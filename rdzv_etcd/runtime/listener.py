@@ -109,7 +109,7 @@ def loopback_problem(listener: Listener, endpoints: Sequence[Endpoint]) -> str |
 
 def master_problem(master: str, own: str) -> str | None:
     """Tell what is wrong if one of two nodes' addresses is loopback and the other is not."""
-    if master == own or is_loopback(master) == is_loopback(own):
+    if master == own or is_loopback(master, look_up=False) == is_loopback(own, look_up=False):
         return None
     return (
         f"the address of rank 0 is {master}, that of this node {own}: one of them is a loopback "
@@ -187,7 +187,7 @@ def check_local_addr(local_addr: str, patience_s: float = 0.0) -> LocalAddr:
     An IP address that this host has is the only one where it listens, and ``localhost`` is
     loopback. (A name may mean another address to other hosts.) The name of a pod or a machine that
     has just started may not be in DNS yet: that is waited for, for ``patience_s`` seconds, with a
-    WARNING after a few. Raises :class:`~rdzv_etcd.errors.SettingsError` if it cannot be an address
+    WARNING now and then. Raises :class:`~rdzv_etcd.errors.SettingsError` if it cannot be an address
     of this node.
     """
     text = local_addr.strip()

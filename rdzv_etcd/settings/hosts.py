@@ -14,19 +14,19 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from rdzv_etcd.process import begun_in_thread, wait_for_result
+from rdzv_etcd.log import watched
 
 SocketAddress: TypeAlias = "tuple[int, tuple[object, ...]]"
 """An address family and an address as sockets take them."""
 
-FIRST_LINE_S, NEXT_LINE_S = 3.0, 60.0
-"""When a wait for a name is logged for the first time, and how often after that."""
 _AGAIN_S = 1.0
 _LOOPBACK_NAMES = frozenset({"localhost", "localhost.localdomain", "ip6-localhost"})
 
 
-def is_loopback(host: str) -> bool:
-    """Return whether ``host`` can only mean the machine it is used on. May block for a look-up.
+def is_loopback(host: str, *, look_up: bool = True) -> bool:
+    """Return whether ``host`` can only mean the machine it is used on.
+
+    May block for a look-up, unless only what is certain without one counts.
 
     ``0.0.0.0`` and ``::`` do: a connection to them ends on the same machine.
     A machine's own name does not, although Debian resolves it to 127.0.1.1 on the machine itself:
@@ -37,7 +37,7 @@ def is_loopback(host: str) -> bool:
         return True
     addresses = _addresses(host, socket.AI_NUMERICHOST)  # in numbers, however they are written
     if not addresses:
-        if name.partition(".")[0] == socket.gethostname().lower().partition(".")[0]:
+        if not look_up or name.partition(".")[0] == socket.gethostname().lower().partition(".")[0]:
             return False
         addresses = resolve(host)
     return bool(addresses) and all(map(_stays_here, addresses))
@@ -91,7 +91,7 @@ def wait_for_name(
     """
     with contextlib.suppress(OSError, UnicodeError):
         return _first_found(hosts, socket.AI_NUMERICHOST)
-    began_s, next_line_s = time.monotonic(), FIRST_LINE_S
+    began_s = time.monotonic()
     problem: Exception = OSError("no answer from the name server")
     given_up = threading.Event()
 
@@ -106,13 +106,8 @@ def wait_for_name(
                 if is_last or given_up.wait(_AGAIN_S):  # nothing announces a new name
                     raise
 
-    # The resolver may take as long as it likes, and no signal handler would run meanwhile.
-    looking = begun_in_thread(look, "rdzv-etcd name look-up")
     try:
-        while not wait_for_result(looking, began_s + next_line_s - time.monotonic()):
-            report(time.monotonic() - began_s, str(problem))
-            next_line_s += NEXT_LINE_S
-        return looking.result()
+        return watched(look, lambda s: report(s, str(problem)), "rdzv-etcd name look-up")
     finally:
         given_up.set()
 

@@ -40,7 +40,7 @@ from rdzv_etcd.settings.options import (
     Settings,
     Timing,
 )
-from rdzv_etcd.settings.secrets import check_embed_secret, read_secret, tls_from
+from rdzv_etcd.settings.secrets import check_embed_secret, read_secret, tls_from, waited_for
 from rdzv_etcd.text import named, shown
 
 USER_VARIABLE = "RDZV_ETCD_USER"
@@ -249,16 +249,22 @@ def _parse_file(typed: str, raw: object) -> Path:
     """A file that can be read."""
     if not isinstance(raw, str | Path):
         raise SettingsError(f"{typed}={_shown(raw)} must be the path of a file")
-    try:
+
+    def look() -> Path:
         path = Path(raw).expanduser()
         path.stat()
         if path.is_file() or path.is_dir():  # what is read from a pipe is gone
             with path.open("rb") as file:
                 file.read(1)
+        return path
+
+    try:
+        return waited_for(look, f"{typed}={str(raw)!r}")
+    except SettingsError:
+        raise
     except (OSError, ValueError, RuntimeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise SettingsError(f"{typed}={str(raw)!r} cannot be read: {reason}") from error
-    return path
 
 
 def _shown(raw: object) -> str:

@@ -10,18 +10,22 @@ import logging
 import os
 import shlex
 import stat
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 from rdzv_etcd.errors import SettingsError
-from rdzv_etcd.process import begun_in_thread, wait_for_result
+from rdzv_etcd.log import TookTooLongError, watched
 from rdzv_etcd.settings.connection import Credentials, Tls
 from rdzv_etcd.settings.fields import MAX_SECRET
 from rdzv_etcd.trust import SHORTEST_SECRET, client_files
 
 _log = logging.getLogger(__name__)
+T = TypeVar("T")
 
-_WARN_AFTER_S = 10.0
+_LIMIT_S = 60.0
+"""How long a file or a pipe is waited for."""
 _from_pipes: dict[tuple[Path, int, int], bytes] = {}
 """What was in a pipe, which can be read only once in a process; by its path, device and inode, as a
 file system may use an inode again."""
@@ -32,13 +36,12 @@ def read_secret(
     typed: str,
     *,
     may_wait: bool = True,
-    limit_s: float = 60.0,
     is_private: bool = False,
 ) -> str:
     """Return the file's line; ``typed`` is the option that named it.
 
     Blocks until a pipe is written to and closed, which a person may have to do, but not beyond
-    ``limit_s``; a pipe that has not been read before is refused unless it ``may_wait``. Raises
+    a minute; a pipe that has not been read before is refused unless it ``may_wait``. Raises
     :class:`SettingsError` if it cannot be read, is empty, too large or no text, or ``is_private``
     but open to other users.
     """
@@ -50,7 +53,7 @@ def read_secret(
         elif (identity := (path, status.st_dev, status.st_ino)) in _from_pipes:
             content = _from_pipes[identity]
         elif may_wait:
-            content = _from_pipes[identity] = _read_pipe(path, named, limit_s, is_private)
+            content = _from_pipes[identity] = _read_pipe(path, named, is_private)
         else:
             raise SettingsError(
                 f"{named} is a pipe now, which is not waited for while a job runs: put a file there"
@@ -70,7 +73,7 @@ def read_secret(
 def read_again(credentials: Credentials) -> Credentials:
     """Return the credentials with what their files contain now. Raises :class:`SettingsError`.
 
-    Does not wait for a pipe: an event loop calls this, and keeps leases meanwhile.
+    Does not wait for a pipe, but blocks for as long as a file system does.
     """
     user, password = credentials.user, credentials.password
     if credentials.user_file is not None:
@@ -126,8 +129,8 @@ def _check_private(descriptor: int, path: Path, named: str) -> None:
         )
 
 
-def _read_pipe(path: Path, named: str, limit_s: float, is_private: bool) -> bytes:
-    """Read ``--rdzv-conf=password_file=<(command)``, in a thread, as opening it may block."""
+def _read_pipe(path: Path, named: str, is_private: bool) -> bytes:
+    """Read ``--rdzv-conf=password_file=<(command)``."""
 
     def read() -> bytes:
         with path.open("rb") as pipe:
@@ -135,16 +138,24 @@ def _read_pipe(path: Path, named: str, limit_s: float, is_private: bool) -> byte
                 _check_private(pipe.fileno(), path, named)
             return pipe.read(MAX_SECRET + 1)
 
-    reading = begun_in_thread(read, "rdzv-etcd secret")
-    if not wait_for_result(reading, _WARN_AFTER_S):
-        _log.warning(
-            "waiting for a command to write to the pipe %s and close it, for at most %g s",
-            named,
-            limit_s,
-        )
-    if not wait_for_result(reading, limit_s - _WARN_AFTER_S):
-        raise SettingsError(
-            f"{named} is a pipe, and no command has written to it and closed it within "
-            f"{limit_s:g} s: does the command run that should?"
-        )
-    return _at_most(MAX_SECRET, reading.result(), named)
+    lacks = "it is a pipe, and no command has written to it and closed it: does the command run?"
+    return _at_most(MAX_SECRET, waited_for(read, named, lacks), named)
+
+
+def waited_for(
+    read: Callable[[], T],
+    named: str,
+    lacks: str = "its file system does not answer: is it mounted from a server that is gone?",
+) -> T:
+    """Read what may not be there for long, in a thread, and log now and then what it ``lacks``.
+
+    Raises what ``read`` raises, and :class:`SettingsError` after a minute.
+    """
+
+    def report(waited_s: float) -> None:
+        _log.warning("waiting %d s (of %g) for %s: %s", waited_s, _LIMIT_S, named, lacks)
+
+    try:
+        return watched(read, report, "rdzv-etcd secret", _LIMIT_S)
+    except TookTooLongError:
+        raise SettingsError(f"{named} could not be read in {_LIMIT_S:g} s: {lacks}") from None

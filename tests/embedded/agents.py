@@ -7,7 +7,6 @@ import os
 import random
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from rdzv_etcd.embedded.cluster_start import (
     cluster_state,
     start_seat,
 )
+from rdzv_etcd.embedded.launch import Wait
 from rdzv_etcd.embedded.port import PortAnswer, probe
 from rdzv_etcd.settings import Endpoint, Settings, settings_from_config
 from rdzv_etcd.trust import client_context
@@ -178,9 +178,9 @@ class Cluster:
 
     def start(self, *seats: int, **config: Any) -> None:
         made = self.settings(**config)
-        endpoints, deadline_s = cluster_endpoints(made.connection), time.monotonic() + LIMIT_S
+        endpoints, wait = cluster_endpoints(made.connection), Wait("member", "here", LIMIT_S)
         for seat in seats:
-            started = start_seat(made, self.environ, endpoints, seat, deadline_s)
+            started = start_seat(made, self.environ, endpoints, seat, wait)
             assert started is not None
             self.supervisors[seat] = psutil.Process(started.supervisor_pid)
 

@@ -7,7 +7,6 @@ import math
 import os
 import re
 import socket
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -23,7 +22,7 @@ from rdzv_etcd.embedded.cluster_start import (
     cluster_state,
     start_seat,
 )
-from rdzv_etcd.embedded.launch import launch
+from rdzv_etcd.embedded.launch import Wait, launch
 from rdzv_etcd.embedded.port import own_addresses
 from rdzv_etcd.embedded.seat import ClusterOrder, Place
 from rdzv_etcd.embedded.start import ensure_etcd
@@ -262,8 +261,8 @@ def test_a_host_whose_name_leads_to_its_loopback_is_reached_by_both_families(
         for it in cluster_endpoints(made.connection)
     )
     order = ClusterOrder(0, places, listens, ())
-    binary, deadline_s = find_binary(cluster.environ), time.monotonic() + LIMIT_S
-    started = launch(made, binary, listens, cluster.environ, deadline_s, cluster=order)
+    binary, wait = find_binary(cluster.environ), Wait("member", "::", LIMIT_S)
+    started = launch(made, binary, listens, cluster.environ, wait, cluster=order)
     assert started is not None
     cluster.supervisors[0] = psutil.Process(started.supervisor_pid)
     for host in (cluster.addresses[0], "::1"):
@@ -279,10 +278,9 @@ def test_a_host_that_gets_another_list_later_does_not_disturb_nodes_that_work(
     third = f"{cluster.addresses[2]}:{cluster.port}"
     other = settings(f"{third},192.0.2.1,192.0.2.2", secret=SECRET)
     endpoints = cluster_endpoints(other.connection)
-    deadline_s = time.monotonic() + LIMIT_S
-    started = start_seat(
-        other, cluster.environ, endpoints, [it.target for it in endpoints].index(third), deadline_s
-    )
+    seat = [it.target for it in endpoints].index(third)
+    wait = Wait("member", third, LIMIT_S)
+    started = start_seat(other, cluster.environ, endpoints, seat, wait)
     assert started is not None
     cluster.supervisors[2] = psutil.Process(started.supervisor_pid)
     keeper.look()

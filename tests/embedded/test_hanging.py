@@ -88,11 +88,11 @@ def test_a_node_says_that_its_etcd_does_not_answer(
     path = script(tmp_path / "hangs", f"{_VERSION}; {helpers.start}; wait")
     with pytest.raises(
         EmbeddedEtcdError,
-        match=r"answered at .*hangs/etcd within.* s: if it never comes up, name another",
+        match=r"within 15 s: .*hangs/etcd, which this node has started, .* name another",
     ):
         ensure_etcd(settings(f"127.0.0.1:{port}", join_timeout=15), environment(path, scratch))
     assert "waiting 10 s (of " in caplog.text
-    assert f"for the embedded etcd that this node has started at {path}: if" in caplog.text
+    assert f"{path}, which this node has started, does not serve yet; if" in caplog.text
     (supervisor,) = supervisors()
     supervisor.terminate()
     wait_until("the supervisor has ended", lambda: has_ended(supervisor))

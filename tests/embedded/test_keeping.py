@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 
 import psutil
@@ -13,7 +12,7 @@ import pytest
 
 from rdzv_etcd.embedded.binary import Binary
 from rdzv_etcd.embedded.child import lease_age_s
-from rdzv_etcd.embedded.launch import launch
+from rdzv_etcd.embedded.launch import Wait, launch
 from tests.embedded.agents import LIMIT_S, environment, grant, settings, wait_for_end
 from tests.library.nodes import wait_until
 from tests.support.servers import EtcdBinary, EtcdServer
@@ -28,7 +27,7 @@ def test_a_lease_without_end_that_nobody_renews_does_not_keep_it(
         Binary(etcd_binary.path, etcd_binary.version),
         ("127.0.0.1",),
         environment(etcd_binary.path, scratch),
-        time.monotonic() + LIMIT_S,
+        Wait("etcd", f"127.0.0.1:{port}", LIMIT_S),
         stale_after_s=2,
     )
     assert started is not None

@@ -10,7 +10,6 @@ import ssl
 import stat
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import datetime, timezone
@@ -21,6 +20,7 @@ import pytest
 
 from rdzv_etcd.embedded.child import EtcdProcess, Plan
 from rdzv_etcd.embedded.cluster_start import cluster_endpoints, start_seat
+from rdzv_etcd.embedded.launch import Wait
 from rdzv_etcd.embedded.port import PortListener, listeners, reached_by
 from rdzv_etcd.embedded.start import ensure_etcd
 from rdzv_etcd.errors import (
@@ -200,7 +200,8 @@ def test_one_host_that_differs(
         differs = settings(f"{third},192.0.2.1,192.0.2.2", secret=SECRET, embed_grace=60)
         seat = [it.target for it in cluster_endpoints(differs.connection)].index(third)
     endpoints = cluster_endpoints(differs.connection)
-    started = start_seat(differs, cluster.environ, endpoints, seat, time.monotonic() + LIMIT_S)
+    wait = Wait("member", endpoints[seat].target, LIMIT_S)
+    started = start_seat(differs, cluster.environ, endpoints, seat, wait)
     assert started is not None
     cluster.supervisors[2] = psutil.Process(started.supervisor_pid)
     caplog.clear()

@@ -42,7 +42,7 @@ async def test_whenever_a_channel_is_given_up_only_known_errors_come_out(
     server sends nothing, so that nothing is decided."""
 
     async def outcome(ended: Callable[[Server], Awaitable[None]]) -> object:
-        server = Server(silent.target, silent.target, lambda: None, SystemClock())
+        server = Server(silent.target, silent.target, None, SystemClock())
         task = asyncio.ensure_future(asked(server))
         for _ in range(turns):
             await asyncio.sleep(0)

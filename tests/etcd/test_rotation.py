@@ -16,6 +16,7 @@ from rdzv_etcd.settings.connection import Credentials, Tls
 from tests.etcd.test_watch import names
 from tests.etcd.tools import END, LIMIT_S, PREFIX, client_of, in_background, put, soon
 from tests.support.certificates import Certificates, make_certificates
+from tests.support.hung_disk import hung_folder
 from tests.support.servers import USER, USER_PASSWORD, EtcdServer
 
 
@@ -76,6 +77,43 @@ async def test_files_that_are_replaced_one_by_one_are_used_when_they_fit(
         assert f"{installed.client_key} does not belong to" in warning
         shutil.copy2(tmp_path / "fresh" / "client_key.pem", installed.client_key)
         await client.get(Get(PREFIX))
+
+
+async def test_files_on_a_file_system_that_hangs_are_kept_and_read_when_it_is_back(
+    fresh_etcd: Callable[..., EtcdServer],
+    installed: Certificates,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The event loop, which renews leases, does not wait for it."""
+    server = fresh_etcd(certificates=installed, require_client_cert=True)
+    server.enable_auth()
+    mounted = tmp_path / "mounted"
+    shutil.copytree(installed.ca.parent, mounted)
+    ca, cert, key = (
+        mounted / path.name for path in (installed.ca, installed.client_cert, installed.client_key)
+    )
+    (mounted / "password").write_text(USER_PASSWORD)
+    login = Credentials(USER, USER_PASSWORD, None, mounted / "password")
+    async with client_of(
+        server, tls=Tls(ca, cert, key), credentials=login, request_timeout_s=LIMIT_S
+    ) as client:
+        await client.txn(put(b"before"))
+        with hung_folder(mounted):
+            for _ in range(2):
+                await in_background(server.restart)
+                await client.txn(put(b"meanwhile"), repeatable=True)
+        of_files, of_login = sorted(warnings(caplog))
+        assert "TLS still uses the files as they were" in of_files
+        assert "logging in to etcd with the user and password" in of_login
+        assert "their file system does not answer" in of_files
+        assert "their file system does not answer" in of_login
+        await in_background(server.stop)
+        replace(installed, tmp_path / "fresh")
+        for path in (ca, cert, key):
+            shutil.copy2(installed.ca.parent / path.name, path)
+        await in_background(server.start)
+        await client.txn(put(b"after"), repeatable=True)
 
 
 @pytest.mark.slow

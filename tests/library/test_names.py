@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -9,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from rdzv_etcd.settings import hosts
 from tests.library.nodes import LIMIT_S, Job
 from tests.support.processes import free_port
 
@@ -18,7 +19,9 @@ NAME = "node-0.late.example"
 _PROGRAM = """
 import sys
 import rdzv_etcd
+from rdzv_etcd import log
 
+log._FIRST_S = (1.0, 600.0)
 group = rdzv_etcd.connect(
     sys.argv[1],
     job=sys.argv[2],
@@ -35,16 +38,26 @@ group.leave()
 """
 
 
+_SILENT = "127.53.53.53"
+"""Where a name server listens that never answers."""
+
+
 class Resolver:
     """What a program finds when it looks up names, in a namespace of mounts of its own."""
 
     def __init__(self, folder: Path) -> None:
-        self._hosts, switch = folder / "hosts", folder / "nsswitch.conf"
-        switch.write_text("hosts: files\n")
+        self._hosts, self._switch = folder / "hosts", folder / "nsswitch.conf"
+        servers = folder / "resolv.conf"
+        servers.write_text(f"nameserver {_SILENT}\noptions timeout:30 attempts:5\n")
+        self._switch.write_text("hosts: files\n")
         self.forget()
-        self._enter = (
-            f"mount --bind {self._hosts} /etc/hosts && mount --bind {switch} /etc/nsswitch.conf"
+        self._enter = " && ".join(
+            f"mount --bind {file} /etc/{file.name}" for file in (self._hosts, self._switch, servers)
         )
+
+    def ask_a_server(self) -> None:
+        """From now on it asks a name server."""
+        self._switch.write_text("hosts: files dns\n")
 
     def add(self, name: str) -> None:
         with self._hosts.open("a") as file:
@@ -95,7 +108,7 @@ def test_a_node_waits_for_its_own_name_and_keeps_it(job: Job, resolver: Resolver
 
 
 def test_a_name_that_never_comes_ends_the_wait(job: Job, resolver: Resolver) -> None:
-    limit_s = hosts.FIRST_LINE_S + 2
+    limit_s = 3
     with resolver.run(job.server.endpoint, job.id, NAME, str(limit_s)) as node:
         _, errors = node.communicate(timeout=LIMIT_S)
     assert "until this host can resolve its own name" in errors
@@ -129,3 +142,20 @@ def test_a_node_waits_for_the_name_of_its_endpoint(
         for _ in range(2):
             joins(node, address)
         assert node.wait(LIMIT_S) == 0
+
+
+def test_a_search_for_an_embedded_etcd_ends_although_no_name_server_answers(
+    job: Job, resolver: Resolver
+) -> None:
+    """It says what it waits for, and a signal ends it, while the resolver takes its minutes."""
+    resolver.ask_a_server()
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as server:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)  # several tests at once
+        server.bind((_SILENT, 53))
+        endpoint = f"{NAME}:{free_port()}"
+        with resolver.run(endpoint, job.id, "127.0.0.1", "600", "embed") as node:
+            words = f"etcd at http://{endpoint}: the first look there has not ended: does the name"
+            assert words in said(node)
+            node.send_signal(signal.SIGINT)
+            _, errors = node.communicate(timeout=LIMIT_S)
+    assert "KeyboardInterrupt" in errors

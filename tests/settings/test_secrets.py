@@ -11,12 +11,14 @@ from typing import Any
 
 import pytest
 
+from rdzv_etcd import log
 from rdzv_etcd.errors import SettingsError
 from rdzv_etcd.settings import Credentials, secrets
 from rdzv_etcd.settings.fields import MAX_SECRET
 from rdzv_etcd.settings.secrets import read_again, read_secret
 from rdzv_etcd.trust import make_certificates
 from tests.settings.tools import refused, settings
+from tests.support.hung_disk import hung_folder
 from tests.support.processes import run
 
 
@@ -78,19 +80,43 @@ def test_a_pipe_that_is_never_closed_is_given_up(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(secrets, "_WARN_AFTER_S", 0.1)
+    monkeypatch.setattr(log, "_FIRST_S", (0.1, 600.0))
+    monkeypatch.setattr(secrets, "_LIMIT_S", 0.2)
     pipe = tmp_path / "password"
     os.mkfifo(pipe)
     both_ends = os.open(pipe, os.O_RDWR)
     os.write(both_ends, written.encode())
     try:
-        with pytest.raises(SettingsError, match=r"password_file=.*/password' .* within 0.2 s"):
-            read_secret(pipe, "password_file", limit_s=0.2)
+        with pytest.raises(SettingsError, match=r"password_file=.*' .* in 0.2 s: it is a pipe"):
+            read_secret(pipe, "password_file")
     finally:
         os.close(both_ends)
     (warning,) = caplog.messages
     assert str(pipe) in warning
     assert "half" not in warning
+
+
+@pytest.mark.parametrize("option", ["password_file", "ca_cert"])
+def test_a_file_on_a_file_system_that_hangs_is_given_up(
+    option: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(log, "_FIRST_S", (0.1, 600.0))
+    monkeypatch.setattr(secrets, "_LIMIT_S", 0.2)
+    environ = {"RDZV_ETCD_USER": "ann"} if option == "password_file" else {}
+    path = tmp_path / "mounted" / "file"
+    path.parent.mkdir()
+    with hung_folder(path.parent):
+        refused(
+            f"{option}=.*/file' could not be read in 0.2 s: its file system does not answer",
+            endpoint="https://localhost",
+            environ=environ,
+            **{option: path},
+        )
+    (warning,) = caplog.messages
+    assert f"for {option}={str(path)!r}: its file system does not answer" in warning
 
 
 def test_a_pipe_that_is_written_late_is_waited_for(tmp_path: Path) -> None:

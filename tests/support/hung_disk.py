@@ -1,15 +1,18 @@
-"""Makes the disk of one etcd hang, as a stalled volume does: no write is ever through.
+"""Makes the disk of one etcd hang, as a stalled volume does, or a folder, as that of a dead server.
 
-Otherwise the member works: it answers pings, forwards what it is asked to the others, and applies
-nothing any more.
+No write of such an etcd is ever through. Otherwise the member works: it answers pings, forwards
+what it is asked to the others, and applies nothing any more.
 """
 
 from __future__ import annotations
 
+import ctypes
+import os
 import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import psutil
 import pytest
@@ -42,6 +45,25 @@ def hung_disk(server: EtcdServer) -> Iterator[None]:
     finally:
         tracer.terminate()
         tracer.communicate()
+
+
+@contextmanager
+def hung_folder(folder: Path) -> Iterator[None]:
+    """Mount a file system there that nobody serves: whatever looks into it waits until the end."""
+    libc, detach = ctypes.CDLL(None, use_errno=True), 2
+    try:
+        served_by = os.open("/dev/fuse", os.O_RDWR)
+    except OSError as error:
+        pytest.skip(f"no FUSE: {error}")
+    options = f"fd={served_by},rootmode=40000,user_id={os.getuid()},group_id={os.getgid()}"
+    place = os.fsencode(folder)
+    try:
+        if libc.mount(b"hung", place, b"fuse", 0, options.encode()):
+            pytest.skip(f"no FUSE: {os.strerror(ctypes.get_errno())}")
+        yield
+    finally:
+        libc.umount2(place, detach)
+        os.close(served_by)  # who waits gets an error
 
 
 def connected_to(pid: int, servers: list[EtcdServer]) -> list[EtcdServer]:
