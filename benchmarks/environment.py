@@ -64,14 +64,14 @@ def file_system(folder: Path) -> str:
 
 
 def _commit() -> str | None:
-    """Return what is measured: the checkout's commit, with ``+`` if something in it was changed."""
-    command = ["git", "describe", "--always", "--abbrev=7", "--exclude=*", "--dirty=+"]
-    here = Path(__file__).parent
+    """Return the checkout's commit, with ``+`` if anything but results differs from it."""
+    git = ["git", "-C", str(Path(__file__).parents[1])]
+    changed = [*git, "diff", "--quiet", "HEAD", "--", ".", ":!benchmarks/results"]
     try:
-        found = subprocess.run(command, cwd=here, capture_output=True, text=True, check=True)
+        head = subprocess.check_output([*git, "rev-parse", "--short=7", "HEAD"], text=True)
+        return head.strip() + "+" * subprocess.run(changed, check=False).returncode
     except (OSError, subprocess.CalledProcessError):  # a copy without its history
         return None
-    return found.stdout.strip()
 
 
 def _version(package: str) -> str | None:

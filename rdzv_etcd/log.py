@@ -174,8 +174,9 @@ class LineTimes:
     @property
     def next_s(self) -> float:
         """How long after the beginning of the wait the next one is due."""
-        more = self._logged - len(_FIRST_S)
-        return _FIRST_S[self._logged] if more < 0 else _FIRST_S[-1] + _THEN_EVERY_S * (more + 1)
+        logged = self._logged  # another thread may log
+        more = logged - len(_FIRST_S)
+        return _FIRST_S[logged] if more < 0 else _FIRST_S[-1] + _THEN_EVERY_S * (more + 1)
 
     def is_due(self, waited_s: float) -> bool:
         """Whether one is to be logged now; then it counts as logged."""
@@ -205,7 +206,8 @@ def watched(
     of that ``name``; call ``report`` with the seconds waited whenever a line is due.
 
     Signal handlers run while this blocks. Raises what ``work`` raises, and
-    :class:`TookTooLongError` after ``limit_s``; the thread goes on then.
+    :class:`TookTooLongError` after ``limit_s``; the thread goes on then. Where no thread can be
+    started, ``work`` is done here, without all that.
     """
     began_s, lines = time.monotonic(), LineTimes()
     try:

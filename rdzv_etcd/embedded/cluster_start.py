@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import partial
 from typing import Any
 
 from rdzv_etcd.embedded.binary import find_binary
@@ -282,7 +281,7 @@ def ensure_cluster(
             if state.refused:
                 log.warning("%s", state)
             return started
-        wait.pause(partial(str, stranger or state.why_missing()))
+        wait.pause(stranger or state.why_missing())
 
 
 def start_seat(

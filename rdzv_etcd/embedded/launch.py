@@ -39,7 +39,7 @@ _LOOK_EVERY_MS = 500
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
 _HUNG_S = 1.0
 """How much later than its limit a wait is ended from outside, without a cause of its own."""
-_FIRST_LOOK = "the first look there has not ended: does the name server answer?"
+_FIRST_LOOK = "nothing is known yet: the search waits for a name server, a disk or a program"
 T = TypeVar("T")
 # -I and -S: no site packages, no PYTHON* variables; it needs this package and the standard library.
 _SUPERVISOR = (
@@ -72,14 +72,6 @@ def launch(
     Blocks until etcd serves, with ``cluster`` only until the supervisor of that seat can be
     reached, or to the end of the ``wait``. Raises :class:`EmbeddedEtcdError` if it fails.
     """
-
-    def why() -> str:
-        return (
-            f"{binary.path}, which this node has started, does not serve yet; if it never comes "
-            f"up, name another in {BINARY_VARIABLE}"
-        )
-
-    wait.note(why)
     connection, grace_s = settings.connection, settings.embed_grace_s
     endpoint = connection.endpoints[0]
     if cluster is not None:
@@ -102,8 +94,14 @@ def launch(
     )
     command = [sys.executable, "-I", "-S", "-c", _SUPERVISOR, str(Path(__file__).parents[2])]
     command.append(name)  # for people who look at a list of processes
+    note = partial(
+        wait.note,
+        f"{binary.path}, which this node has started, does not serve yet; if it never comes up, "
+        f"name another in {BINARY_VARIABLE}",
+    )
     with os.fdopen(read_fd, "rb") as status:
         try:
+            note()
             subprocess.run(
                 command,
                 input=json.dumps(asdict(order)).encode(),
@@ -120,7 +118,7 @@ def launch(
             ) from error
         finally:
             os.close(write_fd)
-        report: dict[str, str] = json.loads(_line(status, binary, partial(wait.note, why)))
+        report: dict[str, str] = json.loads(_line(status, binary, note))
     if report["outcome"] == "failed":
         raise EmbeddedEtcdError(
             f"the embedded etcd did not start at {endpoint.target}: {report['detail']}"
@@ -177,17 +175,19 @@ class Wait:
         finally:
             self._is_over.set()
 
-    def note(self, why: Callable[[], str]) -> None:
-        """Take note that there is none yet; raises :class:`EmbeddedEtcdError` after the limit, and
-        when nobody waits any more."""
+    def note(self, why: str | Callable[[], str]) -> None:
+        """Take note that there is none yet, and why; what takes look-ups only if it is about to be
+        shown. Raises :class:`EmbeddedEtcdError` after the limit, and when nobody waits any more."""
         waited_s = time.monotonic() - self._began_s
         is_due = waited_s + 2 * _LONGEST_PAUSE_S >= min(self._lines.next_s, self._limit_s)
-        if is_due or not self._why:
-            self._why = why()  # it may take look-ups
+        if isinstance(why, str):
+            self._why = why
+        elif is_due or not self._why:
+            self._why = why()
         if waited_s > self._limit_s or self._is_over.is_set():
             raise self._failure()
 
-    def pause(self, why: Callable[[], str]) -> None:
+    def pause(self, why: str | Callable[[], str]) -> None:
         """The same, and block until it is worth while to look again: there may be no process yet
         that could announce the start.
 

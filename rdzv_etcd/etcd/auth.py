@@ -12,6 +12,7 @@ import logging
 import ssl
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import Any, Generic, NoReturn, TypeVar, cast
 
@@ -42,7 +43,7 @@ _BUNDLES = (
 _LARGEST = 1 << 24
 """Bytes; what systems trust is a hundredth of it."""
 
-_READ_LIMIT_S = 1.0
+_READ_LIMIT_S = 0.5
 """How long a token or a connection waits for the files that it is made with."""
 _HANGS = f"their file system does not answer within {_READ_LIMIT_S:g} s"
 
@@ -62,12 +63,12 @@ class Rotated(Generic[T]):
         self._told = ""
 
     async def latest(self) -> T:
-        """Return what the files contain now, or what they did, within about a second."""
+        """Return what the files contain now, or what they did, within half a second."""
         if self._told == _HANGS and self._reading is not None and not self._reading.done():
             return self.current
         why = ""
         try:
-            self.current = await self._clock.wait_for(self._read_again(), _READ_LIMIT_S)
+            await self._clock.wait_for(self._read_again(), _READ_LIMIT_S)
         except (SettingsError, EtcdTlsError) as error:
             why = str(error)
         except TimeoutError:
@@ -79,14 +80,16 @@ class Rotated(Generic[T]):
         self._told = why
         return self.current
 
-    async def _read_again(self) -> T:
-        while self._reading is not None and not self._reading.done():
-            # It began before this call, and may find what has been replaced since.
+    async def _read_again(self) -> None:
+        old = self._reading
+        if old is not None:
+            # It began before this call, and may not have found what is there now.
             with contextlib.suppress(SettingsError, EtcdTlsError, OSError):
-                await asyncio.wrap_future(self._reading)
-        before = self.current
-        self._reading = begun_in_thread(lambda: self._read(before), "rdzv-etcd secret")
-        return await asyncio.wrap_future(self._reading)
+                self.current = await asyncio.wrap_future(old)
+        if self._reading is old:  # otherwise another call has begun a new one meanwhile
+            read = partial(self._read, self.current)
+            self._reading = begun_in_thread(read, "rdzv-etcd secret")
+        self.current = await asyncio.wrap_future(cast("Future[T]", self._reading))
 
 
 class Authenticator:

@@ -202,9 +202,6 @@ class Server:
         state = self._open().get_state(try_to_connect=True)
         if state is grpc.ChannelConnectivity.READY:
             return True
-        if self._credentials and await self._credentials.latest() is not self._used:
-            # A channel keeps its credentials, and would be refused forever once they have expired.
-            await self.renew()
         try:
             await self._clock.wait_for(self._decided(), limit_s)
         except TimeoutError:
@@ -293,6 +290,9 @@ class Server:
 
         Raises :class:`ClosedError`.
         """
+        if self._credentials and await self._credentials.latest() is not self._used:
+            # A channel keeps its credentials, and would be refused forever once they have expired.
+            await self.renew()
         while (state := self._open().get_state(try_to_connect=True)) in _UNDECIDED:
             await self._open().wait_for_state_change(state)
 

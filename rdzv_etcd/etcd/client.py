@@ -45,7 +45,8 @@ messages.load()  # from here on `import etcd3` works in the whole process
 class EtcdClient:
     """Implements :class:`rdzv_etcd.etcd.port.Etcd`; see there for what each method promises.
 
-    Making one reads the TLS files, which blocks briefly, and opens no connection. Raises
+    Making one reads the TLS files, and looks up names if there is a password without TLS: so it may
+    block. It opens no connection, and any thread may do it. Raises
     :class:`EtcdTlsError`, :class:`SettingsError` (also if a password would be sent over plain http
     to another machine without permission), and :class:`EtcdError` if too few file descriptors are
     left.
@@ -268,7 +269,7 @@ def _require_private(connection: Connection) -> None:
     if connection.credentials is None or connection.tls or connection.allow_plain_password:
         return
     for endpoint in connection.endpoints:
-        if not is_loopback(endpoint.host, look_up=False):
+        if not is_loopback(endpoint.host):
             raise SettingsError(
                 f"the etcd password would be sent to http://{endpoint.target} in plain text, which "
                 "anybody on the way can read: use https:// (protocol=https), or set "

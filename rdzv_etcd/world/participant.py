@@ -88,7 +88,8 @@ async def open_etcd(
     from rdzv_etcd.etcd.client import EtcdClient  # noqa: PLC0415 - grpc is loaded only here
 
     readable = JobKeys(settings.prefix, settings.job_id).round
-    return EtcdClient(settings.connection, near=near, readable=readable)
+    make = partial(EtcdClient, settings.connection, near=near, readable=readable)
+    return await in_thread(make, _nothing)  # a disk or a resolver may hang
 
 
 class Participant(Lifecycle):

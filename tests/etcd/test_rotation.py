@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import shutil
+import threading
+import time
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
+from rdzv_etcd.clock import SystemClock
 from rdzv_etcd.errors import EtcdAuthError, EtcdError
+from rdzv_etcd.etcd import auth
+from rdzv_etcd.etcd.auth import Rotated
 from rdzv_etcd.etcd.port import Get
 from rdzv_etcd.settings.connection import Credentials, Tls
 from tests.etcd.test_watch import names
@@ -32,6 +38,12 @@ def replace(installed: Certificates, folder: Path, *, but: tuple[str, ...] = ())
     for field in fields(Certificates):
         if field.name not in but:
             shutil.copy2(getattr(fresh, field.name), getattr(installed, field.name))
+
+
+def end_of_readings() -> None:
+    for thread in threading.enumerate():
+        if thread.name == "rdzv-etcd secret":
+            thread.join(LIMIT_S)
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -79,6 +91,44 @@ async def test_files_that_are_replaced_one_by_one_are_used_when_they_fit(
         await client.get(Get(PREFIX))
 
 
+async def test_who_asks_at_once_shares_what_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(auth, "_READ_LIMIT_S", LIMIT_S)
+    begun: list[object] = []
+
+    def read(before: object) -> object:
+        begun.append(before)
+        time.sleep(0.05)
+        return object()
+
+    files = Rotated[object](read, object(), "kept", SystemClock())
+    first, *others = await asyncio.gather(*(files.latest() for _ in range(20)))
+    assert begun[1:] == [first]  # by the first to ask, and for all the others
+    assert set(others) == {files.current}
+
+
+async def test_what_is_read_too_late_is_used_the_next_time(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(auth, "_READ_LIMIT_S", 0.1)
+    answers = [threading.Event() for _ in range(3)]
+    begun: list[int] = []
+
+    def read(before: int) -> int:
+        begun.append(before)
+        answers[len(begun) - 1].wait(LIMIT_S)
+        return before + 1
+
+    files = Rotated(read, 0, "kept", SystemClock())
+    assert await files.latest() == 0
+    for number, answer in enumerate(answers[:-1]):
+        assert await files.latest() == number  # it does not wait once more
+        answer.set()
+        await in_background(end_of_readings)
+        assert await files.latest() == number + 1
+    answers[-1].set()
+    assert warnings(caplog) == [f"kept: {auth._HANGS}"]
+
+
 async def test_files_on_a_file_system_that_hangs_are_kept_and_read_when_it_is_back(
     fresh_etcd: Callable[..., EtcdServer],
     installed: Certificates,
@@ -103,11 +153,10 @@ async def test_files_on_a_file_system_that_hangs_are_kept_and_read_when_it_is_ba
             for _ in range(2):
                 await in_background(server.restart)
                 await client.txn(put(b"meanwhile"), repeatable=True)
-        of_files, of_login = sorted(warnings(caplog))
-        assert "TLS still uses the files as they were" in of_files
-        assert "logging in to etcd with the user and password" in of_login
-        assert "their file system does not answer" in of_files
-        assert "their file system does not answer" in of_login
+        for kept in ("TLS still uses the files as they were", "logging in to etcd with the user"):
+            (warning,) = (text for text in warnings(caplog) if kept in text)
+            assert "their file system does not answer" in warning
+        await in_background(end_of_readings)
         await in_background(server.stop)
         replace(installed, tmp_path / "fresh")
         for path in (ca, cert, key):

@@ -71,15 +71,16 @@ def run_patched(patch: str, endpoint: str, job_id: str, others: str = "") -> lis
 
 
 GEVENT = "from gevent import monkey; monkey.{call}"
+_ADVICE = "patch_all(thread=False, select=False, subprocess=False)"
 EVENTLET = "import eventlet; eventlet.monkey_patch({arguments})"
 
 
 @pytest.mark.parametrize(
     ("patch", "advice"),
     [
-        (GEVENT.format(call="patch_all()"), "patch_all(thread=False, select=False)"),
-        (GEVENT.format(call="patch_all(thread=False)"), "patch_all(thread=False, select=False)"),
-        (GEVENT.format(call="patch_thread()"), "patch_all(thread=False, select=False)"),
+        (GEVENT.format(call="patch_all()"), _ADVICE),
+        (GEVENT.format(call="patch_all(thread=False)"), _ADVICE),
+        (GEVENT.format(call="patch_thread()"), _ADVICE),
         (EVENTLET.format(arguments=""), "eventlet.monkey_patch(thread=False)"),
     ],
 )
@@ -94,7 +95,7 @@ def test_where_threads_were_replaced_it_says_what_not_to_replace(
 @pytest.mark.parametrize(
     "patch",
     [
-        GEVENT.format(call="patch_all(thread=False, select=False)"),
+        GEVENT.format(call="patch_all(thread=False, select=False, subprocess=False)"),
         EVENTLET.format(arguments="thread=False"),
         "import gevent, eventlet",
     ],

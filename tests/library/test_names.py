@@ -154,7 +154,7 @@ def test_a_search_for_an_embedded_etcd_ends_although_no_name_server_answers(
         server.bind((_SILENT, 53))
         endpoint = f"{NAME}:{free_port()}"
         with resolver.run(endpoint, job.id, "127.0.0.1", "600", "embed") as node:
-            words = f"etcd at http://{endpoint}: the first look there has not ended: does the name"
+            words = f"etcd at http://{endpoint}: nothing is known yet: the search waits for"
             assert words in said(node)
             node.send_signal(signal.SIGINT)
             _, errors = node.communicate(timeout=LIMIT_S)
