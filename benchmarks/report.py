@@ -222,6 +222,8 @@ def _recovery(document: dict[str, Any]) -> str:
     header = ["", *(f"`{name}`" for name in known)]
     runs = sorted({row["runs"] for row in summary.values()})
     most = f"{runs[-1]} runs" if runs[0] == runs[-1] else f"{runs[0]} to {runs[-1]} runs"
+    older = ", ".join(sorted({s["date"] for s in document["results"] if "date" in s}))
+    others = f" The runs of torch's own backends are older ({older})." if older else ""
     in_process = (
         f" `{IN_PROCESS}` is [in-process recovery](library.md#training-in-the-same-processes), "
         "without torchrun: the training processes themselves continue."
@@ -239,7 +241,7 @@ def _recovery(document: dict[str, Any]) -> str:
         f"world. `lease_ttl={ttl}`, all other settings at their defaults; "
         f"{'one run' if runs == [1] else f'medians of {most}'} each. `…{OWN_STORE}`: with "
         "`TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`, without which workers may wait for each other "
-        f"forever. “restarts” counts against `--max-restarts`.{in_process}\n\n"
+        f"forever. “restarts” counts against `--max-restarts`.{others}{in_process}\n\n"
         f"{table(header, rows)}"
     )
 

@@ -10,13 +10,14 @@ from itertools import accumulate
 
 from rdzv_etcd.protocol import describe
 from rdzv_etcd.protocol.census import Census, take_census
-from rdzv_etcd.protocol.liveness import may_answer_until_s
+from rdzv_etcd.protocol.liveness import may_answer_until_s, names_dead
 from rdzv_etcd.protocol.model import Control, NodeInfo, Nodes, Presence
 from rdzv_etcd.protocol.ranks import assign_ranks
 from rdzv_etcd.protocol.segments import (
     Segment,
     choose,
     incomplete,
+    of_the_same_domains,
     ranks_in,
     sizes_of_domains,
 )
@@ -104,7 +105,8 @@ def decide_close(
     else:
         until_s, why = enough_s + timing.last_call_timeout_s, describe.LAST_CALL
     # An accused node that lives answers within this time; otherwise it would be left out.
-    until_s = max(until_s, may_answer_until_s(nodes, now_s, round_trip_s))
+    accused = nodes.accused.keys() - _cannot_stay(control, census, settings)
+    until_s = max(until_s, may_answer_until_s(nodes, accused, now_s, round_trip_s))
     if give_up_s < until_s:
         until_s, why = give_up_s, describe.GIVES_UP
     if now_s >= until_s:
@@ -130,6 +132,15 @@ def _are_missed(control: Control, nodes: Nodes, census: Census, settings: JobSet
     }
     back = {presence.info.node_id for presence in census.returning}
     return back.isdisjoint(seated) or not seated.isdisjoint(census.expected)
+
+
+def _cannot_stay(control: Control, census: Census, settings: JobSettings) -> set[str]:
+    """Return members of domains that are not whole, whoever else of them is back: others of these
+    were declared lost, and nobody is there to replace them."""
+    if control.formed is None or census.newcomers:
+        return set()
+    lost = [node_id for node_id in census.absent if names_dead(control.open_change, node_id)]
+    return of_the_same_domains(lost, settings, control.formed)
 
 
 def _enough_since(

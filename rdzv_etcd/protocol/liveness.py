@@ -14,7 +14,7 @@ link per node, however large the world is, and one node that acts when another d
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
@@ -86,9 +86,11 @@ def doubted(nodes: Nodes, up_to: int) -> Nodes:
     return replace(nodes, accused=accused)
 
 
-def may_answer_until_s(nodes: Nodes, now_s: float, round_trip_s: float = 0.0) -> float:
-    """Until when an accused node may still answer; minus infinity if there is none."""
-    times_s = (lost_from_s(nodes, node_id, round_trip_s=round_trip_s) for node_id in nodes.accused)
+def may_answer_until_s(
+    nodes: Nodes, accused: Iterable[str], now_s: float, round_trip_s: float = 0.0
+) -> float:
+    """Until when one of these accused nodes may still answer; minus infinity if there is none."""
+    times_s = (lost_from_s(nodes, node_id, round_trip_s=round_trip_s) for node_id in accused)
     return min((time_s for time_s in times_s if now_s < time_s), default=-math.inf)
 
 

@@ -6,9 +6,10 @@ Without the option, a world is one segment.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import accumulate, islice
 
 from rdzv_etcd.protocol.model import NodeInfo, Round
 from rdzv_etcd.settings import JobSettings
@@ -117,6 +118,16 @@ def sizes_of_domains(
     known = {} if formed is None else formed.domains
     here = {domain: len(nodes) for domain, nodes in _by_domain(world).items()}
     return here | {domain: size for domain, size in known.items() if domain not in here}
+
+
+def of_the_same_domains(some: Iterable[str], settings: JobSettings, formed: Round) -> set[str]:
+    """Return the members of those domains of the formed world that ``some`` are members of, if
+    segments are whole domains."""
+    if settings.segment_size != WHOLE_DOMAIN:
+        return set()
+    ranks, ends = ranks_in(formed), list(accumulate(formed.domains.values()))
+    places = {bisect_right(ends, ranks[node_id]) for node_id in some if node_id in ranks}
+    return {node_id for node_id, rank in ranks.items() if bisect_right(ends, rank) in places}
 
 
 def _by_domain(candidates: Sequence[NodeInfo]) -> dict[str, list[NodeInfo]]:

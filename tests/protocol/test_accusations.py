@@ -71,15 +71,15 @@ def test_the_further_etcd_is_away_the_longer_an_answer_may_take(accusation: Accu
     nodes = accused(100.0, accusation)
     more_s = lost_from_s(nodes, "n0", round_trip_s=0.3) - lost_from_s(nodes, "n0")
     assert more_s >= 3 * 0.3
-    until_s = may_answer_until_s(nodes, 100.0, round_trip_s=0.3)
+    until_s = may_answer_until_s(nodes, nodes.accused, 100.0, round_trip_s=0.3)
     assert until_s == lost_from_s(nodes, "n0", round_trip_s=0.3)
 
 
 def test_until_when_somebody_may_answer() -> None:
     nodes = accused(100.0, GONE, SILENT)
-    assert may_answer_until_s(nodes, 100.0) == 100.0 + ANSWER_GRACE_S
-    assert may_answer_until_s(nodes, 100.1) == 100.0 + ABSENCE_GRACE_S
-    assert may_answer_until_s(nodes, 101.0) == -math.inf
+    assert may_answer_until_s(nodes, nodes.accused, 100.0) == 100.0 + ANSWER_GRACE_S
+    assert may_answer_until_s(nodes, nodes.accused, 100.1) == 100.0 + ABSENCE_GRACE_S
+    assert may_answer_until_s(nodes, nodes.accused, 101.0) == -math.inf
 
 
 @pytest.mark.parametrize(("ago_s", "is_told"), [(0.0, False), (ANSWER_GRACE_S, True)])

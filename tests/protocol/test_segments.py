@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rdzv_etcd.protocol.closing import Close
-from rdzv_etcd.protocol.model import NodeInfo, Round
+from rdzv_etcd.protocol.closing import Close, KeepWaiting
+from rdzv_etcd.protocol.model import Accusation, NodeInfo, Round
 from rdzv_etcd.protocol.ranks import assign_ranks
 from rdzv_etcd.protocol.segments import Segment, choose, incomplete, ranks_in, sizes_of_domains
 from rdzv_etcd.settings import JobSettings
@@ -234,6 +234,28 @@ def test_what_is_left_of_a_broken_segment_waits() -> None:
     assert [node.node_id for node in decision.world] == ["a1", "a2"]
     assert decision.reason == "all surviving members rejoined; b: 1 of 2, waits for one more"
     assert decision.expelled == ()
+
+
+def test_nobody_waits_for_an_accused_node_whose_domain_is_broken() -> None:
+    """All processes of a host are killed at once, and the second is asked whether it lives."""
+    six = f"{FOUR} c1 c2"
+    domains = {"a": 2, "b": 2, "c": 2}
+    silent = Accusation("a2", "does not answer", is_certain=False)
+
+    def at_work(gone: str, back: str, segment: int = WHOLE_DOMAIN) -> Scene:
+        scene = Scene(2, 6, members=six, segment=segment, domains=domains if segment == 0 else None)
+        return scene.gone(gone).changed("b1").back(back)
+
+    survivors = "a1 a2 c1 c2"
+    asked = at_work("b1 b2", survivors).accused("b2", silent, 0.0)
+    assert asked.closed_world(NOW_S + 0.1) == survivors
+    for waits in (
+        at_work("b1 b2", survivors).accused("b2", silent, 0.0).new("b3"),  # b2 would be with it
+        at_work("b1 b2", survivors, 2).accused("b2", silent, 0.0),  # cut anew, it may be wanted
+        at_work("b1 c2", "a1 a2 b2 c1").accused("c2", silent, 0.0),  # of another domain
+    ):
+        assert isinstance(waits.close(NOW_S + 0.1), KeepWaiting)
+        assert isinstance(waits.close(NOW_S + 1), Close)
 
 
 def test_nobody_waits_for_what_is_left_of_a_broken_segment() -> None:
