@@ -15,9 +15,9 @@ from rdzv_etcd.protocol.model import Control, NodeInfo, Nodes, Presence
 from rdzv_etcd.protocol.ranks import assign_ranks
 from rdzv_etcd.protocol.segments import (
     Segment,
+    cannot_stay,
     choose,
     incomplete,
-    of_the_same_domains,
     ranks_in,
     sizes_of_domains,
 )
@@ -135,12 +135,12 @@ def _are_missed(control: Control, nodes: Nodes, census: Census, settings: JobSet
 
 
 def _cannot_stay(control: Control, census: Census, settings: JobSettings) -> set[str]:
-    """Return members of domains that are not whole, whoever else of them is back: others of these
-    were declared lost, and nobody is there to replace them."""
+    """Return the members that get no seat, whoever else is back: others of their segments were
+    declared lost, and nobody is there to replace these."""
     if control.formed is None or census.newcomers:
         return set()
     lost = [node_id for node_id in census.absent if names_dead(control.open_change, node_id)]
-    return of_the_same_domains(lost, settings, control.formed)
+    return cannot_stay(lost, settings, control.formed)
 
 
 def _enough_since(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, islice
 
@@ -120,14 +120,21 @@ def sizes_of_domains(
     return here | {domain: size for domain, size in known.items() if domain not in here}
 
 
-def of_the_same_domains(some: Iterable[str], settings: JobSettings, formed: Round) -> set[str]:
-    """Return the members of those domains of the formed world that ``some`` are members of, if
-    segments are whole domains."""
-    if settings.segment_size != WHOLE_DOMAIN:
+def cannot_stay(lost: Collection[str], settings: JobSettings, formed: Round) -> set[str]:
+    """Return the members of segments that ``lost`` some, if the others make no segment, however
+    many of them are there; without newcomers. Empty if that cannot be told."""
+    if not settings.has_segments:
         return set()
-    ranks, ends = ranks_in(formed), list(accumulate(formed.domains.values()))
-    places = {bisect_right(ends, ranks[node_id]) for node_id in some if node_id in ranks}
-    return {node_id for node_id, rank in ranks.items() if bisect_right(ends, rank) in places}
+    size, ranks = settings.segment_size, ranks_in(formed)
+    ends = list(accumulate(formed.domains.values()))
+
+    def place(rank: int) -> int:
+        return bisect_right(ends, rank) if size == WHOLE_DOMAIN else rank // size
+
+    broken = {place(ranks[node_id]) for node_id in lost if node_id in ranks}
+    members = {node_id for node_id, rank in ranks.items() if place(rank) in broken}
+    # Segments of one domain may be cut anew from what is left of several.
+    return members if size == WHOLE_DOMAIN or len(members.difference(lost)) < size else set()
 
 
 def _by_domain(candidates: Sequence[NodeInfo]) -> dict[str, list[NodeInfo]]:

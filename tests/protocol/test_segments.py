@@ -236,26 +236,33 @@ def test_what_is_left_of_a_broken_segment_waits() -> None:
     assert decision.expelled == ()
 
 
-def test_nobody_waits_for_an_accused_node_whose_domain_is_broken() -> None:
+@pytest.mark.parametrize("segment", [2, WHOLE_DOMAIN])
+def test_nobody_waits_for_an_accused_node_whose_segment_is_broken(segment: int) -> None:
     """All processes of a host are killed at once, and the second is asked whether it lives."""
     six = f"{FOUR} c1 c2"
     domains = {"a": 2, "b": 2, "c": 2}
     silent = Accusation("a2", "does not answer", is_certain=False)
 
-    def at_work(gone: str, back: str, segment: int = WHOLE_DOMAIN) -> Scene:
-        scene = Scene(2, 6, members=six, segment=segment, domains=domains if segment == 0 else None)
-        return scene.gone(gone).changed("b1").back(back)
+    def at_work(gone: str, lost: str, back: str) -> Scene:
+        scene = Scene(2, 6, members=six, segment=segment, domains=domains)
+        return scene.gone(gone).changed(lost).back(back)
 
     survivors = "a1 a2 c1 c2"
-    asked = at_work("b1 b2", survivors).accused("b2", silent, 0.0)
+    asked = at_work("b1 b2", "b1", survivors).accused("b2", silent, 0.0)
     assert asked.closed_world(NOW_S + 0.1) == survivors
     for waits in (
-        at_work("b1 b2", survivors).accused("b2", silent, 0.0).new("b3"),  # b2 would be with it
-        at_work("b1 b2", survivors, 2).accused("b2", silent, 0.0),  # cut anew, it may be wanted
-        at_work("b1 c2", "a1 a2 b2 c1").accused("c2", silent, 0.0),  # of another domain
+        at_work("b1 b2", "b1", survivors).accused("b2", silent, 0.0).new("b3"),  # b2 may be with it
+        at_work("b1 c2", "b1", "a1 a2 b2 c1").accused("c2", silent, 0.0),  # of another segment
     ):
         assert isinstance(waits.close(NOW_S + 0.1), KeepWaiting)
         assert isinstance(waits.close(NOW_S + 1), Close)
+
+
+def test_two_broken_segments_of_a_domain_may_make_a_whole_one() -> None:
+    silent = Accusation("b1", "does not answer", is_certain=False)
+    scene = Scene(2, 6, members="a1 a2 a3 a4 b1 b2", segment=2).gone("a1 a3 a4").changed("a1 a3")
+    waits = scene.back("a2 b1 b2").accused("a4", silent, 0.0)  # a2 and a4 would have seats
+    assert isinstance(waits.close(NOW_S + 0.1), KeepWaiting)
 
 
 def test_nobody_waits_for_what_is_left_of_a_broken_segment() -> None:
