@@ -36,6 +36,8 @@ Rows = list[list[str]]
 Section = tuple[str, Callable[[dict[str, Any]], str]]
 """The benchmark, and what makes the text of its result file."""
 
+_APART = ("date", "commit")
+"""A sample has one of these if it is not of the same run as the others."""
 LATENCY_ORDER = ("etcd3", "bare", "c10d", "etcd-v2", "etcd")
 TIMED = [phase for phase in scale.PHASES if phase not in (scale.SETUP, scale.IDLE)]
 
@@ -222,8 +224,8 @@ def _recovery(document: dict[str, Any]) -> str:
     header = ["", *(f"`{name}`" for name in known)]
     runs = sorted({row["runs"] for row in summary.values()})
     most = f"{runs[-1]} runs" if runs[0] == runs[-1] else f"{runs[0]} to {runs[-1]} runs"
-    older = ", ".join(sorted({s["date"] for s in document["results"] if "date" in s}))
-    others = f" The runs of torch's own backends are older ({older})." if older else ""
+    apart = {(s["backend"], s[what]) for s in document["results"] for what in _APART if what in s}
+    others = "".join(f" Runs of `{backend}` are of {when}." for backend, when in sorted(apart))
     in_process = (
         f" `{IN_PROCESS}` is [in-process recovery](library.md#training-in-the-same-processes), "
         "without torchrun: the training processes themselves continue."
