@@ -225,7 +225,7 @@ def _recovery(document: dict[str, Any]) -> str:
     runs = sorted({row["runs"] for row in summary.values()})
     most = f"{runs[-1]} runs" if runs[0] == runs[-1] else f"{runs[0]} to {runs[-1]} runs"
     apart = {(s["backend"], s[what]) for s in document["results"] for what in _APART if what in s}
-    others = "".join(f" Runs of `{backend}` are of {when}." for backend, when in sorted(apart))
+    others = "".join(f" There are runs of `{name}` of {when}." for name, when in sorted(apart))
     in_process = (
         f" `{IN_PROCESS}` is [in-process recovery](library.md#training-in-the-same-processes), "
         "without torchrun: the training processes themselves continue."
