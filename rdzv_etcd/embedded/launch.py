@@ -160,7 +160,7 @@ class Wait:
         self._what, self._where, self._limit_s = what, where, limit_s
         self._began_s, self._lines = time.monotonic(), LineTimes()
         self._is_first, self._is_over = True, threading.Event()
-        self._why = ""
+        self._why = _FIRST_LOOK
 
     def through(self, search: Callable[[], T]) -> T:
         """Do ``search``, which notes what it finds, in a thread of its own: a resolver may take as
@@ -182,7 +182,7 @@ class Wait:
         is_due = waited_s + 2 * _LONGEST_PAUSE_S >= min(self._lines.next_s, self._limit_s)
         if isinstance(why, str):
             self._why = why
-        elif is_due or not self._why:
+        elif is_due or self._why is _FIRST_LOOK:
             self._why = why()
         if waited_s > self._limit_s or self._is_over.is_set():
             raise self._failure()
@@ -210,11 +210,10 @@ class Wait:
             self._limit_s,
             self._what,
             self._where,
-            self._why or _FIRST_LOOK,
+            self._why,
         )
 
     def _failure(self) -> EmbeddedEtcdError:
         return EmbeddedEtcdError(
-            f"no {self._what} answered at {self._where} within {self._limit_s:g} s: "
-            f"{self._why or _FIRST_LOOK}"
+            f"no {self._what} answered at {self._where} within {self._limit_s:g} s: {self._why}"
         )

@@ -104,9 +104,10 @@ def decide_close(
         why = describe.ALL_BACK
     else:
         until_s, why = enough_s + timing.last_call_timeout_s, describe.LAST_CALL
-    # An accused node that lives answers within this time; otherwise it would be left out.
-    accused = nodes.accused.keys() - _cannot_stay(control, census, settings)
-    until_s = max(until_s, may_answer_until_s(nodes, accused, now_s, round_trip_s))
+    if nodes.accused:
+        # One that lives answers within this time; otherwise it would be left out.
+        accused = nodes.accused.keys() - _cannot_stay(control, census, settings)
+        until_s = max(until_s, may_answer_until_s(nodes, accused, now_s, round_trip_s))
     if give_up_s < until_s:
         until_s, why = give_up_s, describe.GIVES_UP
     if now_s >= until_s:
@@ -135,12 +136,12 @@ def _are_missed(control: Control, nodes: Nodes, census: Census, settings: JobSet
 
 
 def _cannot_stay(control: Control, census: Census, settings: JobSettings) -> set[str]:
-    """Return the members that get no seat, whoever else is back: others of their segments were
-    declared lost, and nobody is there to replace these."""
+    """Return the members that get no seat, whoever else is back: others of their segments are
+    gone for good, and nobody is there to replace these."""
     if control.formed is None or census.newcomers:
         return set()
-    lost = [node_id for node_id in census.absent if names_dead(control.open_change, node_id)]
-    return cannot_stay(lost, settings, control.formed)
+    dead = {node_id for node_id in census.absent if names_dead(control.open_change, node_id)}
+    return cannot_stay(dead.union(census.leaving, census.finished), settings, control.formed)
 
 
 def _enough_since(

@@ -120,9 +120,9 @@ def sizes_of_domains(
     return here | {domain: size for domain, size in known.items() if domain not in here}
 
 
-def cannot_stay(lost: Collection[str], settings: JobSettings, formed: Round) -> set[str]:
-    """Return the members of segments that ``lost`` some, if the others make no segment, however
-    many of them are there; without newcomers. Empty if that cannot be told."""
+def cannot_stay(gone: Collection[str], settings: JobSettings, formed: Round) -> set[str]:
+    """Return the members of segments of which some are ``gone``, if the others make no segment,
+    however many of them are there; without newcomers. Empty if that cannot be told."""
     if not settings.has_segments:
         return set()
     size, ranks = settings.segment_size, ranks_in(formed)
@@ -131,10 +131,10 @@ def cannot_stay(lost: Collection[str], settings: JobSettings, formed: Round) -> 
     def place(rank: int) -> int:
         return bisect_right(ends, rank) if size == WHOLE_DOMAIN else rank // size
 
-    broken = {place(ranks[node_id]) for node_id in lost if node_id in ranks}
+    broken = {place(ranks[node_id]) for node_id in gone if node_id in ranks}
     members = {node_id for node_id, rank in ranks.items() if place(rank) in broken}
     # Segments of one domain may be cut anew from what is left of several.
-    return members if size == WHOLE_DOMAIN or len(members.difference(lost)) < size else set()
+    return members if size == WHOLE_DOMAIN or len(members.difference(gone)) < size else set()
 
 
 def _by_domain(candidates: Sequence[NodeInfo]) -> dict[str, list[NodeInfo]]:

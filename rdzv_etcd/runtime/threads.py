@@ -58,16 +58,14 @@ def set_from_a_thread() -> tuple[asyncio.Future[None], Callable[[], None]]:
     return future, set_it
 
 
-_PATCHED = ("threading", "select", "subprocess")
-
-
 def refuse_green_threads() -> None:
     """Raise :class:`~rdzv_etcd.errors.MisuseError` if gevent or eventlet have replaced what the
     loop's thread is made of: a thread that blocks would stop the loop it waits for."""
     monkey = sys.modules.get("gevent.monkey")
-    if monkey is not None and any(map(monkey.is_module_patched, _PATCHED)):
-        instead = ", ".join(f"{name}=False" for name in ("thread", *_PATCHED[1:]))
-        raise _green_error("gevent", f"gevent.monkey.patch_all({instead})")
+    ours = ("threading", "select", "subprocess")
+    if monkey is not None and any(map(monkey.is_module_patched, ours)):
+        instead = "gevent.monkey.patch_all(thread=False, select=False, subprocess=False)"
+        raise _green_error("gevent", instead)
     patcher = sys.modules.get("eventlet.patcher")
     if patcher is not None and patcher.is_monkey_patched("thread"):
         raise _green_error("eventlet", "eventlet.monkey_patch(thread=False)")

@@ -250,21 +250,21 @@ def _parse_file(typed: str, raw: object) -> Path:
     if not isinstance(raw, str | Path):
         raise SettingsError(f"{typed}={_shown(raw)} must be the path of a file")
 
+    which = f"{typed}={str(raw)!r}"
+
     def look() -> Path:
-        path = Path(raw).expanduser()
-        path.stat()
-        if path.is_file() or path.is_dir():  # what is read from a pipe is gone
-            with path.open("rb") as file:
-                file.read(1)
+        try:
+            path = Path(raw).expanduser()
+            path.stat()
+            if path.is_file() or path.is_dir():  # what is read from a pipe is gone
+                with path.open("rb") as file:
+                    file.read(1)
+        except (OSError, ValueError, RuntimeError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise SettingsError(f"{which} cannot be read: {reason}") from error
         return path
 
-    try:
-        return waited_for(look, f"{typed}={str(raw)!r}")
-    except SettingsError:
-        raise
-    except (OSError, ValueError, RuntimeError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise SettingsError(f"{typed}={str(raw)!r} cannot be read: {reason}") from error
+    return waited_for(look, which)
 
 
 def _shown(raw: object) -> str:

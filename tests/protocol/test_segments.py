@@ -263,6 +263,9 @@ def test_two_broken_segments_of_a_domain_may_make_a_whole_one() -> None:
     scene = Scene(2, 6, members="a1 a2 a3 a4 b1 b2", segment=2).gone("a1 a3 a4").changed("a1 a3")
     waits = scene.back("a2 b1 b2").accused("a4", silent, 0.0)  # a2 and a4 would have seats
     assert isinstance(waits.close(NOW_S + 0.1), KeepWaiting)
+    scene = Scene(2, 6, members="a1 a2 a3 a4 b1 b2", segment=2).gone("a1 a2").left("a3")
+    waits = scene.changed("a1").back("a4 b1 b2").accused("a2", silent, 0.0)  # as before
+    assert isinstance(waits.close(NOW_S + 0.1), KeepWaiting)
 
 
 def test_nobody_waits_for_what_is_left_of_a_broken_segment() -> None:

@@ -73,21 +73,24 @@ def test_a_password_from_a_pipe_is_read_once_and_kept(tmp_path: Path) -> None:
         os.close(reader)
 
 
-@pytest.mark.parametrize("written", ["", "half of i"])
-def test_a_pipe_that_is_never_closed_is_given_up(
-    written: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log, "_FIRST_S", (0.1, 600.0))
     monkeypatch.setattr(secrets, "_LIMIT_S", 0.2)
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("written", ["", "half of i"])
+def test_a_pipe_that_is_never_closed_is_given_up(
+    written: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     pipe = tmp_path / "password"
     os.mkfifo(pipe)
     both_ends = os.open(pipe, os.O_RDWR)
     os.write(both_ends, written.encode())
+    message = r"password_file=.*/password' .* in 0.2 s: it is a pipe"
     try:
-        with pytest.raises(SettingsError, match=r"password_file=.*' .* in 0.2 s: it is a pipe"):
+        with pytest.raises(SettingsError, match=message):
             read_secret(pipe, "password_file")
     finally:
         os.close(both_ends)
@@ -96,15 +99,11 @@ def test_a_pipe_that_is_never_closed_is_given_up(
     assert "half" not in warning
 
 
+@pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("option", ["password_file", "ca_cert"])
 def test_a_file_on_a_file_system_that_hangs_is_given_up(
-    option: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    option: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(log, "_FIRST_S", (0.1, 600.0))
-    monkeypatch.setattr(secrets, "_LIMIT_S", 0.2)
     environ = {"RDZV_ETCD_USER": "ann"} if option == "password_file" else {}
     path = tmp_path / "mounted" / "file"
     path.parent.mkdir()
