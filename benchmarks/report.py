@@ -36,8 +36,6 @@ Rows = list[list[str]]
 Section = tuple[str, Callable[[dict[str, Any]], str]]
 """The benchmark, and what makes the text of its result file."""
 
-_APART = ("date", "commit")
-"""A sample has one of these if it is not of the same run as the others."""
 LATENCY_ORDER = ("etcd3", "bare", "c10d", "etcd-v2", "etcd")
 TIMED = [phase for phase in scale.PHASES if phase not in (scale.SETUP, scale.IDLE)]
 
@@ -224,8 +222,6 @@ def _recovery(document: dict[str, Any]) -> str:
     header = ["", *(f"`{name}`" for name in known)]
     runs = sorted({row["runs"] for row in summary.values()})
     most = f"{runs[-1]} runs" if runs[0] == runs[-1] else f"{runs[0]} to {runs[-1]} runs"
-    apart = {(s["backend"], s[what]) for s in document["results"] for what in _APART if what in s}
-    others = "".join(f" There are runs of `{name}` of {when}." for name, when in sorted(apart))
     in_process = (
         f" `{IN_PROCESS}` is [in-process recovery](library.md#training-in-the-same-processes), "
         "without torchrun: the training processes themselves continue."
@@ -243,7 +239,7 @@ def _recovery(document: dict[str, Any]) -> str:
         f"world. `lease_ttl={ttl}`, all other settings at their defaults; "
         f"{'one run' if runs == [1] else f'medians of {most}'} each. `…{OWN_STORE}`: with "
         "`TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`, without which workers may wait for each other "
-        f"forever. “restarts” counts against `--max-restarts`.{others}{in_process}\n\n"
+        f"forever. “restarts” counts against `--max-restarts`.{in_process}\n\n"
         f"{table(header, rows)}"
     )
 
