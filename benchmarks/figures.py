@@ -72,4 +72,5 @@ def _recovered(row: dict[str, Any] | None, settings: dict[str, Any]) -> str:
         return "–"
     if "total" not in row:
         return f"not within {settings['limit']:g} s"
-    return results.seconds(row["total"])
+    failed = f"; {len(row['failures'])} of {row['runs']} runs not" if row["failures"] else ""
+    return f"{results.seconds(row['total'])}{failed}"
