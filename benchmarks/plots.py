@@ -322,10 +322,7 @@ def draw_beside_c10d(document: Document) -> Figure:
     return _timelines(TITLES["recovery"], [_Panel(_RECOVERY, shown, _PARTS)])
 
 
-_RECOVERY = (
-    "Seconds from the fault until the first step in the new world; each bar is the run with the "
-    "median of its times."
-)
+_RECOVERY = "Seconds until the first step in the new world; each bar is the median run."
 
 
 def _recovery_bars(document: Document) -> dict[tuple[str, str], _Bar]:
