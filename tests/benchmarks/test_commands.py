@@ -17,8 +17,10 @@ pytest.importorskip("rich", reason="the extra `bench` is not installed")
 pytest.importorskip("matplotlib", reason="the extra `bench` is not installed")
 
 from benchmarks.__main__ import COMMANDS, main
+from benchmarks.figures import figures
 from benchmarks.jobs import EMBEDDED, IN_PROCESS, PHASES, SUPERVISED
 from benchmarks.report import BEGIN, END
+from benchmarks.results import write
 from benchmarks.scale import FIRST, IDLE, LEADER, ONE, TENTH, WrongWorldError, check_world, fit
 from benchmarks.scale import PHASES as PHASES_OF_SCALE
 from tests.support import netns
@@ -268,6 +270,27 @@ def test_what_cannot_be_used_is_named(
 def test_the_documents_figures_are_the_committed_results() -> None:
     """If this fails, run ``python -m benchmarks report``."""
     assert main(["report", "--check"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("runs_s", "shown"),
+    [
+        ([7.0, None, None], "not within 9 s in 2 of 3 runs"),
+        ([7.0, 8.0, None], "7.5 s; not within 9 s in 1 of 3 runs"),
+        ([7.0, 8.0], "7.5 s"),
+        ([None, None], "not within 9 s"),
+    ],
+)
+def test_the_readme_shows_runs_that_did_not_recover(
+    tmp_path: Path, runs_s: list[float | None], shown: str
+) -> None:
+    samples = [
+        {"case": "member", "backend": "c10d"}
+        | ({"failed": "late"} if s is None else dict.fromkeys((*PHASES, "new_ranks", "total"), s))
+        for s in runs_s
+    ]
+    write(tmp_path / "recovery.json", "recovery", {}, {"limit": 9.0}, samples)
+    assert shown in [row[2] for row in figures(tmp_path)]
 
 
 def test_a_readme_without_markers_is_refused(tmp_path: Path) -> None:
