@@ -182,8 +182,12 @@ def _peers(document: dict[str, Any]) -> str:
         version = versions.get(peers.PACKAGES.get(system))
         name = "bare calls to etcd" if system == latency.BARE else f"`{system}`"
         rows.append([f"{name} {version}" if version else name, *cells])
-    reasons = sorted({s["failed"] for s in document["results"] if "failed" in s})
-    note = f"\n{'; '.join(reasons)}.\n" if reasons else ""
+    failed = [
+        f"`{sample['backend']}` with {sample['nodes']} nodes: {sample['failed']}"
+        for sample in document["results"]
+        if "failed" in sample
+    ]
+    note = f"\nFailed: {'; '.join(sorted(set(failed)))}.\n" if failed else ""
     return (
         "**Other systems**, measured the same way, at their defaults: a quorum of all at "
         "`torchft`'s lighthouse; for `lm-resiliency` and `nvidia-resiliency-ext` their agents' "
