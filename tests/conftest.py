@@ -12,7 +12,7 @@ import os
 import signal
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,7 @@ import pytest
 # First of all that loads gRPC, so that it is set up as in an agent: tests fork, too.
 import rdzv_etcd.etcd.grpc_start  # noqa: F401
 from tests.library.nodes import Job
-from tests.support import suite, versions
+from tests.support import netns, suite, versions
 from tests.support.certificates import Certificates, make_certificates
 from tests.support.leaks import LeakCheck
 from tests.support.servers import (
@@ -143,6 +143,15 @@ def fresh_cluster(etcd_binary: EtcdBinary, tmp_path: Path) -> Iterator[Callable[
             return cluster.start()
 
         yield make
+
+
+@pytest.fixture
+def network(tmp_path: Path) -> Iterator[netns.Network]:
+    """A switch that the test may link hosts to; where that cannot be, the test is skipped."""
+    if why_not := netns.why_not():
+        pytest.skip(why_not)
+    with closing(netns.Network(tmp_path)) as made:
+        yield made
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,6 @@ import math
 import os
 import re
 import socket
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -537,15 +536,6 @@ def test_doctor_finds_a_secret_that_is_not_the_clusters(
 def test_lists_that_make_no_cluster_are_refused(endpoints: str, why: str) -> None:
     with pytest.raises(SettingsError, match=why):
         ensure_etcd(settings(endpoints, secret=SECRET), dict(os.environ))
-
-
-@pytest.fixture
-def network(tmp_path: Path) -> Iterator[netns.Network]:
-    if why_not := netns.why_not():
-        pytest.skip(why_not)
-    made = netns.Network(tmp_path)
-    yield made
-    made.close()
 
 
 @pytest.mark.slow

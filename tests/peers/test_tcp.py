@@ -13,7 +13,6 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -22,7 +21,6 @@ import pytest
 from rdzv_etcd.arguments import LONGEST_S
 from rdzv_etcd.peers import Answer, Contact, LinkEnd, Peer, PeerLink, tcp
 from rdzv_etcd.peers.tcp import TcpPeers
-from tests.support import netns
 from tests.support.netns import Host, Network
 from tests.support.scenarios import Scenario, as_test
 
@@ -403,25 +401,22 @@ async def test_a_reset_on_the_way_closes_a_link(a: TcpPeers, b: TcpPeers) -> Non
     assert (await reached(a, b.port)).answer is Answer.SAME
 
 
-def test_a_host_that_is_gone_falls_silent(tmp_path: Path) -> None:
-    if netns.why_not():
-        pytest.skip(netns.why_not())
+def test_a_host_that_is_gone_falls_silent(network: Network) -> None:
+    host = network.add_host()
 
     async def work() -> None:
-        with contextlib.closing(Network(tmp_path)) as network:
-            host = network.add_host()
-            with other_process(address=host.address, host=host) as (_, port):
-                async with node(A) as a:
-                    contact = await a.connect(host.address, port, B, LIMIT_S)
-                    assert contact.link is not None
-                    host.cut()
-                    try:
-                        assert await contact.link.ended() is LinkEnd.SILENT
-                        gone = await a.connect(host.address, port, B, 0.2)
-                        assert gone.answer is not Answer.SAME  # a router may refuse in its place
-                    finally:
-                        # What the kernel still tries to send would keep the namespace for minutes.
-                        host.heal()
+        with other_process(address=host.address, host=host) as (_, port):
+            async with node(A) as a:
+                contact = await a.connect(host.address, port, B, LIMIT_S)
+                assert contact.link is not None
+                host.cut()
+                try:
+                    assert await contact.link.ended() is LinkEnd.SILENT
+                    gone = await a.connect(host.address, port, B, 0.2)
+                    assert gone.answer is not Answer.SAME  # a router may refuse in its place
+                finally:
+                    # What the kernel still tries to send would keep the namespace for minutes.
+                    host.heal()
 
     asyncio.run(asyncio.wait_for(work(), LIMIT_S))
 

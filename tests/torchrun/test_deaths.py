@@ -10,7 +10,6 @@ import psutil
 import pytest
 
 from rdzv_etcd.world_change import HOST_SILENT, left
-from tests.support import netns
 from tests.support.bridge import FaultBridge
 from tests.support.netns import Network
 from tests.support.servers import EtcdServer
@@ -72,13 +71,10 @@ def _lives(process: psutil.Process) -> bool:
 
 
 def test_a_host_that_falls_silent_is_noticed_though_its_lease_lives(
-    etcd: EtcdServer, train: Callable[..., Training], tmp_path: Path
+    etcd: EtcdServer, train: Callable[..., Training], network: Network
 ) -> None:
     """Its cable is pulled and all its processes are stopped: none of them can announce it."""
-    if why_not := netns.why_not():
-        pytest.skip(why_not)
     ttl_s = 20  # only a node that has been there for a TTL itself is believed
-    network = Network(tmp_path)
     with FaultBridge((etcd.host, etcd.port), host=network.gateway) as bridge:
         conf = f"last_call_timeout=5,closed_ttl=3,ended_ttl=3,lease_ttl={ttl_s}"
         job = train("2:3", endpoint=bridge.target, conf=conf)
@@ -97,7 +93,6 @@ def test_a_host_that_falls_silent_is_noticed_though_its_lease_lives(
                 assert f": {HOST_SILENT}" in survivor.output
         finally:
             job.close()
-            network.close()
 
 
 def test_a_newcomer_that_cannot_start_its_workers_does_not_end_the_job(

@@ -37,9 +37,9 @@ ALL = {0, 1, 2}
 class Site:
     """Three hosts, an agent on each, and the cluster that the agents keep."""
 
-    def __init__(self, binary: EtcdBinary, folder: Path, stack: ExitStack) -> None:
-        network = Network(folder)
-        stack.callback(network.close)
+    def __init__(
+        self, binary: EtcdBinary, network: Network, folder: Path, stack: ExitStack
+    ) -> None:
         self.hosts = [network.add_host() for _ in range(3)]
         stack.callback(self._end_all)
         port = free_port()
@@ -127,11 +127,9 @@ class Site:
 
 
 @pytest.fixture
-def site(etcd_binary: EtcdBinary, tmp_path: Path) -> Iterator[Site]:
-    if why_not := netns.why_not():
-        pytest.skip(why_not)
+def site(etcd_binary: EtcdBinary, network: Network, tmp_path: Path) -> Iterator[Site]:
     with ExitStack() as stack:
-        yield Site(etcd_binary, tmp_path, stack)
+        yield Site(etcd_binary, network, tmp_path, stack)
 
 
 def test_every_host_is_lost_in_turn_with_its_member_and_comes_back(site: Site) -> None:

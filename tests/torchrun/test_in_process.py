@@ -47,11 +47,9 @@ class SupervisedJob(Job):
 class Hosts:
     """Up to three hosts at one switch, and etcd beside them."""
 
-    def __init__(self, etcd: EtcdServer, folder: Path, stack: ExitStack) -> None:
+    def __init__(self, etcd: EtcdServer, network: Network, folder: Path, stack: ExitStack) -> None:
         self._etcd = etcd
         self._folder = folder
-        network = Network(folder)
-        stack.callback(network.close)
         bridge = stack.enter_context(FaultBridge((etcd.host, etcd.port), host=network.gateway))
         fork_servers = stack.enter_context(ForkServers())
         self.of = {name: network.add_host() for name in "abc"}
@@ -114,11 +112,9 @@ class Hosts:
 
 
 @pytest.fixture
-def hosts(etcd: EtcdServer, tmp_path: Path) -> Iterator[Hosts]:
-    if why_not := netns.why_not():
-        pytest.skip(why_not)
+def hosts(etcd: EtcdServer, network: Network, tmp_path: Path) -> Iterator[Hosts]:
     with ExitStack() as stack:
-        yield Hosts(etcd, tmp_path, stack)
+        yield Hosts(etcd, network, tmp_path, stack)
 
 
 def test_what_happens_to_other_hosts_restarts_no_worker(hosts: Hosts) -> None:
