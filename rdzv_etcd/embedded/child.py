@@ -9,6 +9,7 @@ machine.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import json
@@ -42,6 +43,7 @@ PR_SET_PDEATHSIG = 1
 START_LIMIT_S = 120.0
 _ASK_LIMIT_S = 5.0
 _LARGEST_LOG = 1 << 20
+_TOUCH_EVERY_S = 3600.0
 # etcd 3.4 wants host:port here, and makes it the socket's file name in its working directory.
 _CLIENT_SOCKET = "client:0"
 _PEER_SOCKET = "peer:0"
@@ -80,6 +82,7 @@ class EtcdProcess:
         # Not a file in the folder: on a full disk nothing could be written to it.
         self._log = os.memfd_create("etcd.log")
         fcntl.fcntl(self._log, fcntl.F_SETFL, os.O_APPEND)
+        self._touched_s = time.monotonic()
         self._cluster_token = uuid.uuid4().hex
         self._program: Program | None = None
         self._prctl = ctypes.CDLL(None).prctl
@@ -156,9 +159,15 @@ class EtcdProcess:
         return cause_in_log(os.pread(self._log, _LARGEST_LOG, 0).decode(errors="replace"))
 
     def tidy(self) -> None:
-        """Empty its log if that has grown long."""
+        """Empty its log if that has grown long, and keep its folder from the system's cleaners of
+        temporary files: they delete what nobody has written for days, sockets in use as well."""
         if os.fstat(self._log).st_size > _LARGEST_LOG:
             os.ftruncate(self._log, 0)
+        if time.monotonic() - self._touched_s > _TOUCH_EVERY_S:
+            self._touched_s = time.monotonic()
+            for path in (self._folder, *self._folder.rglob("*")):
+                with contextlib.suppress(OSError):  # etcd has just deleted it
+                    os.utime(path)
 
     def remove(self) -> None:
         """End it with all that it has started, and delete everything it wrote."""

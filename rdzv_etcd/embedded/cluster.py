@@ -198,14 +198,14 @@ class SeatSupervisor:
         found = await self._ask_own("lease/leases")
         if found is None:
             return None
-        answers = True
         for lease in found.get("leases", ()):
             reply = await self._ask_own("lease/timetolive", ID=lease["ID"])
-            age_s = None if reply is None else lease_age_s(reply)
+            if reply is None:  # the others would not be answered either: each costs a time limit
+                return None
+            age_s = lease_age_s(reply)
             if age_s is not None and age_s <= self._stale_after_s:
                 return True
-            answers = answers and reply is not None
-        return False if answers else None
+        return False
 
     async def _act(self, decision: Decision) -> None:
         self._reason = decision.reason

@@ -59,14 +59,19 @@ def keep(etcd: EtcdProcess, order: Order) -> str:
 
     At the start there is no node yet: the first one has at least ``start_grace_s``.
     """
-    interval_s = min(2.0, max(0.1, order.grace_s / 4))
-    quiet_since, patience_s = time.monotonic(), max(order.grace_s, order.start_grace_s)
-    started, restarts = time.monotonic(), 0
+    longest_s = max(0.1, order.grace_s / 4)
+    interval_s = min(2.0, longest_s)
+    quiet_s, patience_s = 0.0, max(order.grace_s, order.start_grace_s)
+    started = looked = time.monotonic()
+    restarts = 0
     while True:
         if asks_to_stop(wait_for_signal(interval_s)):
             return "a signal asked for it"
         etcd.tidy()
         now = time.monotonic()
+        # While this host was stopped no node could renew its lease, so that time hardly counts.
+        quiet_s += min(now - looked, longest_s)
+        looked = now
         if not etcd.running:
             restarts = 1 if now - started > HEALTHY_AFTER_S else restarts + 1
             if restarts > MOST_RESTARTS:
@@ -80,8 +85,8 @@ def keep(etcd: EtcdProcess, order: Order) -> str:
             started = now
         used = _is_used(etcd, order.stale_after_s)
         if used:
-            quiet_since, patience_s = now, order.grace_s
-        elif now - quiet_since > patience_s + (BLIND_LIMIT_S if used is None else 0):
+            quiet_s, patience_s = 0.0, order.grace_s
+        elif quiet_s > patience_s + (BLIND_LIMIT_S if used is None else 0):
             return "no node uses it"
 
 

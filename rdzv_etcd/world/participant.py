@@ -191,7 +191,10 @@ class Participant(Lifecycle):
         keeper = await in_thread(lambda: SeatKeeper(self.settings, os.environ), _nothing)
         while True:
             await self.node.context.clock.sleep(_SEATS_S)
-            await in_thread(keeper.look, _nothing)
+            try:
+                await in_thread(keeper.look, _nothing)
+            except (OSError, RuntimeError) as error:  # no thread, or no file: there may be one soon
+                _log.info("could not look after the embedded cluster: %s", error)
 
     async def _begin_to_keep_seats(self) -> None:
         self.node.attend(self._keep_seats(), "embedded cluster")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import textwrap
@@ -10,10 +11,12 @@ from pathlib import Path
 import psutil
 import pytest
 
+from rdzv_etcd.embedded import child
 from rdzv_etcd.embedded.binary import Binary
 from rdzv_etcd.embedded.child import lease_age_s
 from rdzv_etcd.embedded.launch import Wait, launch
 from tests.embedded.agents import LIMIT_S, environment, grant, settings, wait_for_end
+from tests.embedded.conftest import Start
 from tests.library.nodes import wait_until
 from tests.support.servers import EtcdBinary, EtcdServer
 
@@ -35,6 +38,51 @@ def test_a_lease_without_end_that_nobody_renews_does_not_keep_it(
     grant(port, 1_000_000_000)
     wait_for_end(supervisor)
     assert list(scratch.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_a_host_that_was_stopped_for_longer_than_the_grace_keeps_it(
+    start: Start, port: int
+) -> None:
+    """As a container is that is paused: no lease outlasts that, and nodes need a moment."""
+    grace_s = 12
+    supervisor = start(embed_grace=grace_s)
+    grant(port, 8)
+    with pytest.raises(
+        psutil.TimeoutExpired
+    ):  # it looks every 2 s; only lower bounds are waited for
+        supervisor.wait(5)
+    stopped = [supervisor, *supervisor.children()]
+    for process in stopped:
+        process.suspend()
+    with pytest.raises(psutil.TimeoutExpired):
+        supervisor.wait(grace_s + 3)
+    for process in stopped:
+        process.resume()
+    with pytest.raises(psutil.TimeoutExpired):
+        supervisor.wait(2)
+    grant(port, 2)
+    wait_for_end(supervisor)
+
+
+def test_cleaners_of_temporary_files_find_nothing_old(
+    etcd_binary: EtcdBinary, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """systemd's deletes what nobody has written for ten days, sockets in use as well."""
+    monkeypatch.setattr(child, "_TOUCH_EVERY_S", 0)
+    url = f"http://127.0.0.1:{port}"
+    etcd = child.EtcdProcess(child.Plan(str(etcd_binary.path), (url,), url))
+    try:
+        etcd.start()
+        folder = etcd._folder
+        for path in (folder, *folder.rglob("*")):
+            os.utime(path, (0, 0))
+        etcd.tidy()
+        found = [folder, *folder.rglob("*")]
+        assert folder / "client:0" in found
+        assert [path for path in found if not path.lstat().st_mtime] == []
+    finally:
+        etcd.remove()
 
 
 def test_a_lease_is_as_old_as_its_last_renewal(etcd_server: EtcdServer) -> None:
