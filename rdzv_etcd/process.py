@@ -1,4 +1,4 @@
-"""This process: its threads, its forks, also after a use of gRPC, and its signals."""
+"""This process: its threads, its forks, also after a use of gRPC, its signals, and its workers."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import gc
 import os
 import signal
 import threading
+import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TypeVar
@@ -133,6 +134,49 @@ def refuse_after_fork() -> None:
     """Raise :class:`ForkedProcessError` if this process was forked from one that has used gRPC."""
     if _user is not None and _user != process_id():
         raise ForkedProcessError(_user)
+
+
+class WorkersNews:
+    """What an agent's workers tell it: that they are in a world, or what keeps them from joining.
+
+    They open its pipe by a path, as torch lets them inherit none. Where they cannot, being in
+    another container, the agent has no news.
+    """
+
+    def __init__(self) -> None:
+        self._pipe, tell = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        weakref.finalize(self, _close, self._pipe, tell)
+        self.path = f"/proc/{process_id()}/fd/{tell}"
+        self.took_part = False
+        """Whether one of them ever was in a world."""
+        self.obstacle = ""
+        """Why the last one that tried could not join."""
+
+    def read(self) -> None:
+        """Take note of what is new. Does not block."""
+        with contextlib.suppress(BlockingIOError):  # nothing is
+            for line in os.read(self._pipe, _PIPE).decode(errors="replace").split("\n")[:-1]:
+                self.obstacle = line
+                self.took_part |= not line
+
+
+_PIPE = 1 << 16
+
+
+def _close(*descriptors: int) -> None:
+    for each in descriptors:
+        os.close(each)
+
+
+def tell_agent(path: str, obstacle: str) -> None:
+    """Tell the agent with this :class:`WorkersNews` what keeps this process from joining, if
+    anything does: one line. Does not block, and raises nothing."""
+    with contextlib.suppress(OSError):
+        pipe = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            os.write(pipe, f"{obstacle}\n".encode())
+        finally:
+            os.close(pipe)
 
 
 _SIG_DFL = 0

@@ -63,7 +63,9 @@ class Node:
     ) -> None:
         """``network``: over which nodes watch each other, if they do; closed with the node.
         ``recorder``: of this node's metrics."""
-        self._member = Member(identity.node_id, settings=settings.job)
+        # With in_process this is an agent, which never arrives: the job is that of its workers.
+        job = None if settings.in_process else settings.job
+        self._member = Member(identity.node_id, settings=job)
         recorder = recorder or Recorder()
         self._context = make_context(
             etcd,

@@ -15,9 +15,16 @@ from collections.abc import Mapping
 from types import FrameType
 from typing import Any
 
-from rdzv_etcd import Group, settings_from_config
-from rdzv_etcd.errors import MisuseError
-from rdzv_etcd.process import has_default_action
+from rdzv_etcd import Group, World, settings_from_config
+from rdzv_etcd.errors import (
+    GateError,
+    JobSettingsMismatchError,
+    JoinTimeoutError,
+    MisuseError,
+    StateCorruptError,
+)
+from rdzv_etcd.process import has_default_action, tell_agent
+from rdzv_etcd.settings import Settings
 from rdzv_etcd.settings.parse import WORKER_VARIABLE
 
 _STOPS = signal.SIGTERM
@@ -51,7 +58,8 @@ def connect_worker(*, data: Mapping[str, object] | None = None, epoch_floor: int
     # torchrun counts the workers of one agent only; and LOCAL_RANK may be 0 in all of them.
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     fewest, most = given["hosts"]
-    group = Group(
+    group = _Worker(
+        given["agent"]["news"],
         settings_from_config(
             endpoint=given["endpoint"],
             job_id=given["job"],
@@ -62,10 +70,33 @@ def connect_worker(*, data: Mapping[str, object] | None = None, epoch_floor: int
             environ=os.environ,
             data=data,
             epoch_floor=epoch_floor,
-        )
+        ),
     )
     _leave_with_agent(group, given["agent"]["pid"])
     return group
+
+
+class _Worker(Group):
+    """Tells its agent whether it can take part."""
+
+    def __init__(self, news: str, settings: Settings) -> None:
+        self._news = news
+        self._told: str | None = None
+        super().__init__(settings)
+
+    async def _join(self, thread: int, limit_s: float | None, because: str) -> World:
+        try:
+            world = await super()._join(thread, limit_s, because)
+        except (GateError, JobSettingsMismatchError, JoinTimeoutError, StateCorruptError) as error:
+            self._tell(f"{error}")
+            raise
+        self._tell("")
+        return world
+
+    def _tell(self, obstacle: str) -> None:
+        if obstacle != self._told:
+            self._told = obstacle
+            tell_agent(self._news, obstacle)
 
 
 def _options(given: dict[str, Any], rank: int, size: int) -> dict[str, Any]:

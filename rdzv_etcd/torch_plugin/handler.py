@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from torch._C._distributed_c10d import HashStore, TCPStore
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -26,8 +27,10 @@ from rdzv_etcd.errors import (
     EtcdUnavailableError,
     JobClosedError,
     RdzvEtcdError,
+    RendezvousFailedError,
 )
 from rdzv_etcd.names import display_name
+from rdzv_etcd.process import WorkersNews
 from rdzv_etcd.settings import AfterEnd, Settings
 from rdzv_etcd.settings.fields import DEFAULT_JOB_ID
 from rdzv_etcd.settings.options import WITHOUT_MEANING
@@ -264,22 +267,29 @@ class SupervisorHandler(EtcdRendezvousHandler):
 
     To torch this agent is a world of its own, so that it restarts its own workers only, and counts
     only their failures. It is a node of the job that never arrives: it knows how the job ends,
-    which ends the agent, and ends the job when no restart is left.
+    which ends the agent, and ends the job when no restart is left. A host that never was in a
+    world, or whose workers cannot join any more, just leaves: the others do without it.
     """
 
-    def __init__(self, settings: Settings, worker: Mapping[str, object]) -> None:
+    def __init__(self, settings: Settings, worker: Mapping[str, Any]) -> None:
         """``worker`` is what its workers connect with. Blocks and raises as the other handler."""
         super().__init__(replace(settings, metrics_port=None))
-        self._worker = {
-            **worker,
-            "agent": {
-                "node": self._group.node_id,
-                "pid": os.getpid() if self._signals.is_installed else None,
-            },
-        }
+        self._news = WorkersNews()
         self._end_before = None if settings.after_end is AfterEnd.FINISH else self._group.closure()
         """That of an earlier run, while it is remembered: this agent's workers begin another."""
         self._end_seen: JobClosedError | None = None
+        options = dict(worker["options"])
+        if self._end_before is None:  # an end that they meet is that of their own run
+            options["after_end"] = AfterEnd.FINISH.value
+        self._worker = {
+            **worker,
+            "options": options,
+            "agent": {
+                "node": self._group.node_id,
+                "pid": os.getpid() if self._signals.is_installed else None,
+                "news": self._news.path,
+            },
+        }
 
     def _next_world(self) -> RendezvousInfo:
         reason, end = self._group.drain_reason, self._run_end()
@@ -287,6 +297,9 @@ class SupervisorHandler(EtcdRendezvousHandler):
             raise DrainedError(f"this host has left job {self._settings.job_id!r}: {reason}")
         if end is not None:
             raise end
+        self._news.read()
+        if self._news.obstacle:
+            raise RendezvousFailedError(f"this host's workers cannot join: {self._news.obstacle}")
         self._environment.prepare_for_nodes(self._group.node_id, json.dumps(self._worker))
         return RendezvousInfo(HashStore(), 0, 1, RendezvousStoreInfo(_NO_MASTER, 1))
 
@@ -294,6 +307,7 @@ class SupervisorHandler(EtcdRendezvousHandler):
         """Return 1 if the workers have to stop because the job has failed, or this host is drained.
         From memory; refused in a forked child."""
         with torch_errors():
+            self._news.read()
             end = self._run_end()
             has_failed = end is not None and not end.succeeded
             return int(has_failed or self._group.drain_reason is not None)
@@ -320,7 +334,14 @@ class SupervisorHandler(EtcdRendezvousHandler):
             if not outcome.succeeded and not end.succeeded:
                 _log.error("%s", str(end))
         elif not outcome.succeeded:
-            return self._group.fail(outcome.reason, force=True)
+            self._news.read()
+            if self._news.took_part and not self._news.obstacle:
+                return self._group.fail(outcome.reason, force=True)
+            _log.warning(
+                "[job %s] this host leaves, and the job continues without it: %s",
+                self._settings.job_id,
+                self._news.obstacle or f"{outcome.reason}, and none was in a world",
+            )
         elif self._group.drain_reason is None:
             _log.warning(
                 "[job %s] this host's workers have ended with exit code 0, but the job is not "
@@ -372,7 +393,7 @@ def create_handler(params: RendezvousParameters) -> EtcdRendezvousHandler:
     return EtcdRendezvousHandler(settings)
 
 
-def _for_workers(params: RendezvousParameters, settings: Settings) -> dict[str, object]:
+def _for_workers(params: RendezvousParameters, settings: Settings) -> dict[str, Any]:
     """Return what a worker connects with: JSON, without secrets, which are refused as options."""
     agents = ("in_process", "orphans", "rank_key")
     return {

@@ -9,15 +9,21 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import pytest
-from torch.distributed.elastic.rendezvous import RendezvousClosedError
+from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousError
 
 import rdzv_etcd
-from rdzv_etcd.errors import MisuseError, SettingsError
+from rdzv_etcd.errors import (
+    JobClosedError,
+    JobSettingsMismatchError,
+    MisuseError,
+    SettingsError,
+)
 from rdzv_etcd.settings.parse import WORKER_VARIABLE
 from rdzv_etcd.torch import connect_worker
 from rdzv_etcd.torch_plugin.handler import EtcdRendezvousHandler, create_handler
 from tests.library.nodes import LIMIT_S, at_once, wait_until
 from tests.plugin.handlers import PluginJob, parameters
+from tests.plugin.test_shutdown import child_failure, shut_down_after
 from tests.support.leaks import LeakCheck
 from tests.support.servers import USER, USER_PASSWORD, EtcdServer
 
@@ -100,6 +106,79 @@ def test_a_failure_ends_every_agent(job: PluginJob, monkeypatch: pytest.MonkeyPa
         wait_until("the agent's notice", lambda: handler.num_nodes_waiting() == 1)
         with pytest.raises(RendezvousClosedError, match=r"failed: closed by .*: no good"):
             handler.next_rendezvous()
+
+
+def test_an_agent_that_missed_the_end_learns_it(
+    job: PluginJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Having been cut off while the marker stood: its run's end is remembered for longer."""
+    with (
+        job.handlers(1, in_process=1, closed_ttl=1, ended_ttl=60) as (handler,),
+        workers(handler, monkeypatch, 2) as made,
+    ):
+        at_once([worker.join for worker in made])
+        assert made[0].fail("no good")
+        wait_until("the marker's end", lambda: not job.keys(b"ctl/round"))
+        with pytest.raises(RendezvousClosedError, match="no good"):
+            handler.next_rendezvous()
+
+
+def test_workers_that_start_as_the_job_finishes_do_not_begin_it_anew(
+    job: PluginJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with job.handlers(2, "1:2", in_process=1) as (first, second):
+        with workers(first, monkeypatch, 1) as (worker,):
+            worker.join()
+            second.next_rendezvous()  # its agent starts them
+            assert worker.finish()
+        as_worker(monkeypatch, 0, 1)
+        with connect_worker() as late, pytest.raises(JobClosedError) as end:
+            late.join()
+        assert end.value.succeeded
+
+
+def test_a_host_that_cannot_join_leaves_the_job_alone(
+    job: PluginJob, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its agent does not start its workers again, nor fail the job if no restart is left."""
+    with (
+        job.handlers(1, "1:2", in_process=1) as (running,),
+        workers(running, monkeypatch, 1) as (worker,),
+    ):
+        world = worker.join()
+        refused = job.handler("1:3", in_process=1)
+        with (
+            workers(refused, monkeypatch, 1) as (other,),
+            pytest.raises(JobSettingsMismatchError),
+        ):
+            other.join()
+        with pytest.raises(RendezvousError, match="this host's workers cannot join: "):
+            refused.next_rendezvous()
+        assert shut_down_after(refused, child_failure())
+        assert "the job continues without it" in caplog.text
+        assert not world.over
+        assert is_open(job)
+
+
+@pytest.mark.parametrize("takes_part", [True, False])
+def test_failed_workers_end_the_job_if_they_were_in_it(
+    job: PluginJob, monkeypatch: pytest.MonkeyPatch, takes_part: bool
+) -> None:
+    with (
+        job.handlers(2, "1:2", in_process=1, last_call_timeout=0.3) as (running, fails),
+        workers(running, monkeypatch, 1) as (worker,),
+        workers(fails, monkeypatch, 1) as (other,),
+    ):
+        worker.join()
+        if takes_part:
+            at_once([worker.join, other.join])
+        assert shut_down_after(fails, child_failure())
+        assert is_open(job) is not takes_part
+
+
+def is_open(job: PluginJob) -> bool:
+    with rdzv_etcd.observe(job.server.endpoint, job=job.id) as observer:
+        return observer.state().closure is None
 
 
 def test_the_end_of_an_earlier_run_is_not_that_of_this_one(

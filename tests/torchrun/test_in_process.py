@@ -101,14 +101,13 @@ class Hosts:
         return {line["pid"] for line in self.steps(agent)}
 
     def close(self, *agents: Agent) -> None:
-        """Let the job finish; these agents exit with 0, and nothing is left in etcd."""
+        """Let the job finish; these agents exit with 0."""
         for agent in agents:
             agent.may_end = True
         job = self.training.job.run_id
         closed = run_alone("close", job, "--succeeded", "-y", "--endpoint", self._etcd.endpoint)
         assert closed.code == 0, closed
         assert [agent.wait() for agent in agents] == [0] * len(agents)
-        self.training.assert_nothing_left()
 
 
 @pytest.fixture
@@ -156,6 +155,7 @@ def test_what_happens_to_other_hosts_restarts_no_worker(hosts: Hosts) -> None:
     assert sizes == {PER_HOST, 2 * PER_HOST, 3 * PER_HOST}  # a host comes and goes as a whole
     added.process.kill()
     hosts.close(stays)
+    hosts.training.assert_nothing_left()
 
 
 def test_a_host_without_restarts_left_fails_the_job(hosts: Hosts) -> None:
@@ -176,6 +176,18 @@ def test_a_host_without_restarts_left_fails_the_job(hosts: Hosts) -> None:
     hosts.training.assert_nothing_left()
 
 
+def test_a_host_with_another_number_of_workers_is_refused_alone(hosts: Hosts) -> None:
+    """Its agent has no restart left, and the job goes on. `status` shows it for ten minutes."""
+    stays, other = hosts.start("a", max_restarts=0), hosts.start("b")
+    workers = hosts.wait_for_world(stays, other)
+    refused = hosts.start("c", nproc=1, max_restarts=0)
+    refused.may_end = True
+    assert refused.wait() == 1
+    assert "this host leaves, and the job continues without it: " in refused.output
+    assert hosts.wait_for_world(stays, other) == workers
+    hosts.close(stays, other)
+
+
 def test_a_spare_host_takes_over_and_ends_well(hosts: Hosts) -> None:
     """Its workers wait until one host has left, because one of its workers was drained."""
     member, leaves = [hosts.start(name, nnodes="2") for name in "ab"]
@@ -189,6 +201,7 @@ def test_a_spare_host_takes_over_and_ends_well(hosts: Hosts) -> None:
     assert leaves.wait() == 0
     hosts.wait_for_world(member, spare)
     hosts.close(member, spare)
+    hosts.training.assert_nothing_left()
 
 
 def test_agents_end_with_0_when_the_work_is_done(hosts: Hosts) -> None:
