@@ -95,9 +95,13 @@ def outcome_of(error: BaseException | None) -> Outcome:
     ``launch_agent`` calls ``shutdown()`` in a ``finally``: no exception means that the workers are
     done; ``ChildFailedError`` that they failed and no restart is left. Both close the job. Anything
     else is this node's own trouble - it could not take part, its program is missing, its disk is
-    full, it was told to stop - and it just leaves: the other nodes may well do without it.
+    full, it was told to stop, its workers hang in the kernel (torch 2.13 gives them up without an
+    exception) - and it just leaves: the other nodes may well do without it.
     """
     if error is None:
+        state = getattr(getattr(_local_of("launch_agent", "result"), "state", None), "value", "")
+        if state == "UNHEALTHY":
+            return Outcome(False, False, "its workers hang in the kernel")
         return Outcome(True, True, "the workers have finished")
     if isinstance(error, ChildFailedError):
         rank, failure = error.get_first_failure()
@@ -133,11 +137,8 @@ def why_workers_failed() -> str:
     loop, from which ``next_rendezvous`` is called (``SimpleElasticAgent._invoke_run`` of torch 2.6
     to 2.13). It is for people to read: where it is not found as expected, the reason is empty.
     """
-    frame = sys._getframe().f_back
-    while frame is not None and frame.f_code.co_name != "_invoke_run":
-        frame = frame.f_back
+    result = _local_of("_invoke_run", "run_result")
     try:
-        result = None if frame is None else frame.f_locals.get("run_result")
         failures = getattr(result, "failures", None)
         if not failures or not isinstance(failures, Mapping):
             return ""
@@ -147,6 +148,16 @@ def why_workers_failed() -> str:
         return f"worker of rank {shown(rank, 20)} {_how_it_failed(failure)}{others}"
     except Exception:  # noqa: BLE001 - another torch may keep anything there, and no round fails for it
         return ""
+
+
+def _local_of(function: str, variable: str) -> object:
+    """Return a local variable of the innermost function of that name that led here; or ``None``."""
+    frame = sys._getframe()
+    while (caller := frame.f_back) is not None:
+        if caller.f_code.co_name == function:
+            return caller.f_locals.get(variable)
+        frame = caller
+    return None
 
 
 def _timestamp(failure: object) -> float:

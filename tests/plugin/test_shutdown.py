@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerState
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.elastic.rendezvous import (
@@ -62,6 +63,23 @@ def test_success_closes_the_job_and_leaves(job: PluginJob) -> None:
         assert all(handler.is_closed() for handler in made)
         assert [handler.num_nodes_waiting() for handler in made] == [0, 0, 0]
         assert all(handler.shutdown() for handler in made)  # again: nothing happens
+
+
+def launch_agent(handler: EtcdRendezvousHandler, result: RunResult) -> RunResult:
+    """The end of torch's function, by whose name ``result`` is found."""
+    try:
+        return result
+    finally:
+        handler.shutdown()
+
+
+def test_workers_that_hang_in_the_kernel_do_not_finish_the_job(job: PluginJob) -> None:
+    """torch 2.13 gives them up, without an exception, where it is told to look for that."""
+    with job.handlers(2, "1:2") as (hangs, other):
+        join_all([hangs, other])
+        launch_agent(hangs, RunResult(WorkerState.UNHEALTHY))
+        wait_until("the other sees it", other.num_nodes_waiting)
+        assert other.next_rendezvous().world_size == 1
 
 
 def test_failed_workers_close_the_job_for_everybody(job: PluginJob) -> None:
