@@ -48,9 +48,8 @@ def test_a_host_that_was_stopped_for_longer_than_the_grace_keeps_it(
     grace_s = 12
     supervisor = start(embed_grace=grace_s)
     grant(port, 8)
-    with pytest.raises(
-        psutil.TimeoutExpired
-    ):  # it looks every 2 s; only lower bounds are waited for
+    # Only lower bounds are waited for. It looks every 2 s.
+    with pytest.raises(psutil.TimeoutExpired):
         supervisor.wait(5)
     stopped = [supervisor, *supervisor.children()]
     for process in stopped:
