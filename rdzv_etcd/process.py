@@ -7,6 +7,7 @@ import contextvars
 import gc
 import os
 import signal
+import stat
 import threading
 import weakref
 from collections.abc import Callable
@@ -139,28 +140,31 @@ def refuse_after_fork() -> None:
 class WorkersNews:
     """What an agent's workers tell it: that they are in a world, or what keeps them from joining.
 
-    They open its pipe by a path, as torch lets them inherit none. Where they cannot, being in
+    They open its pipe by a path, as torch lets them inherit none. Where that leads elsewhere, as in
     another container, the agent has no news.
     """
 
     def __init__(self) -> None:
         self._pipe, tell = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         weakref.finalize(self, _close, self._pipe, tell)
-        self.path = f"/proc/{process_id()}/fd/{tell}"
+        self.address = f"/proc/{process_id()}/fd/{tell}", os.fstat(tell).st_ino
+        """What workers need to tell it: a path, and the pipe that it has to lead to."""
         self.took_part = False
         """Whether one of them ever was in a world."""
         self.obstacle = ""
-        """Why the last one that tried could not join."""
+        """Why the last one that tried could not join, unless it has tried again since."""
 
     def read(self) -> None:
         """Take note of what is new. Does not block."""
         with contextlib.suppress(BlockingIOError):  # nothing is
             for line in os.read(self._pipe, _PIPE).decode(errors="replace").split("\n")[:-1]:
-                self.obstacle = line
-                self.took_part |= not line
+                is_in_a_world = line == IN_A_WORLD
+                self.obstacle = "" if is_in_a_world else line
+                self.took_part |= is_in_a_world
 
 
 _PIPE = 1 << 16
+IN_A_WORLD = "+"
 
 
 def _close(*descriptors: int) -> None:
@@ -168,13 +172,17 @@ def _close(*descriptors: int) -> None:
         os.close(each)
 
 
-def tell_agent(path: str, obstacle: str) -> None:
-    """Tell the agent with this :class:`WorkersNews` what keeps this process from joining, if
-    anything does: one line. Does not block, and raises nothing."""
+def tell_agent(address: tuple[str, int], line: str) -> None:
+    """Tell the agent with this :class:`WorkersNews` in one line what keeps this process from
+    joining; nothing if it is about to try; or ``IN_A_WORLD``. Does not block, and raises nothing.
+    """
+    path, inode = address
     with contextlib.suppress(OSError):
         pipe = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
-            os.write(pipe, f"{obstacle}\n".encode())
+            found = os.fstat(pipe)
+            if stat.S_ISFIFO(found.st_mode) and found.st_ino == inode:
+                os.write(pipe, f"{line}\n".encode())
         finally:
             os.close(pipe)
 

@@ -62,6 +62,7 @@ def keep(etcd: EtcdProcess, order: Order) -> str:
     longest_s = max(0.1, order.grace_s / 4)
     interval_s = min(2.0, longest_s)
     quiet_s, patience_s = 0.0, max(order.grace_s, order.start_grace_s)
+    used: bool | None = False
     started = looked = time.monotonic()
     restarts = 0
     while True:
@@ -69,8 +70,9 @@ def keep(etcd: EtcdProcess, order: Order) -> str:
             return "a signal asked for it"
         etcd.tidy()
         now = time.monotonic()
-        # While this host was stopped no node could renew its lease, so that time hardly counts.
-        quiet_s += min(now - looked, longest_s)
+        # While this host was stopped no node could renew its lease, so that time hardly counts. An
+        # etcd that does not answer takes as long.
+        quiet_s += now - looked if used is None else min(now - looked, longest_s)
         looked = now
         if not etcd.running:
             restarts = 1 if now - started > HEALTHY_AFTER_S else restarts + 1

@@ -401,11 +401,13 @@ class Joining:
         context = self._context
         self._member.met_end = closure
         text = closed_text(context, closure)
-        if context.settings.after_end is AfterEnd.NEW_RUN:
+        ended = context.control.view.ended
+        is_another_job = bool(ended) and ended[-1].origin == self._member.other_run
+        if is_another_job or context.settings.after_end is AfterEnd.NEW_RUN:
+            otherwise = "" if is_another_job else " (with after_end=finish it would end instead)"
             context.log.warn(
                 f"{text}. This node had no part in that run and begins a new one, for which "
-                f"it waits for {context.settings.job} (with "
-                "after_end=finish it would end instead)"
+                f"it waits for {context.settings.job}{otherwise}"
             )
             return
         context.log.warn(f"{text}. There is nothing left to do here (after_end=finish)")

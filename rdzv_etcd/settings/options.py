@@ -273,7 +273,7 @@ class Settings:
         OptionKind.TEXT,
         "What a node does that is started after a run of the job has ended. `new-run`: it begins a "
         "new one, and logs that. `finish`: for 60 seconds after the end, it ends as the run did, "
-        "with code 0 if that finished.",
+        "with code 0 if that finished. The end of a run with another `--nnodes` does not count.",
         default=AfterEnd.NEW_RUN,
         shown="`new-run`",
         choices=AfterEnd,

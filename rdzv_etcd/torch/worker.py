@@ -23,7 +23,7 @@ from rdzv_etcd.errors import (
     MisuseError,
     StateCorruptError,
 )
-from rdzv_etcd.process import has_default_action, tell_agent
+from rdzv_etcd.process import IN_A_WORLD, has_default_action, tell_agent
 from rdzv_etcd.settings import Settings
 from rdzv_etcd.settings.parse import WORKER_VARIABLE
 
@@ -59,7 +59,7 @@ def connect_worker(*, data: Mapping[str, object] | None = None, epoch_floor: int
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     fewest, most = given["hosts"]
     group = _Worker(
-        given["agent"]["news"],
+        tuple(given["agent"]["news"]),
         settings_from_config(
             endpoint=given["endpoint"],
             job_id=given["job"],
@@ -79,24 +79,25 @@ def connect_worker(*, data: Mapping[str, object] | None = None, epoch_floor: int
 class _Worker(Group):
     """Tells its agent whether it can take part."""
 
-    def __init__(self, news: str, settings: Settings) -> None:
-        self._news = news
-        self._told: str | None = None
+    def __init__(self, agent: tuple[str, int], settings: Settings) -> None:
+        self._agent = agent
+        self._told = ""
         super().__init__(settings)
 
     async def _join(self, thread: int, limit_s: float | None, because: str) -> World:
+        self._tell("")
         try:
             world = await super()._join(thread, limit_s, because)
         except (GateError, JobSettingsMismatchError, JoinTimeoutError, StateCorruptError) as error:
             self._tell(f"{error}")
             raise
-        self._tell("")
+        self._tell(IN_A_WORLD)
         return world
 
-    def _tell(self, obstacle: str) -> None:
-        if obstacle != self._told:
-            self._told = obstacle
-            tell_agent(self._news, obstacle)
+    def _tell(self, line: str) -> None:
+        if line != self._told:
+            self._told = line
+            tell_agent(self._agent, line)
 
 
 def _options(given: dict[str, Any], rank: int, size: int) -> dict[str, Any]:

@@ -287,7 +287,7 @@ class SupervisorHandler(EtcdRendezvousHandler):
             "agent": {
                 "node": self._group.node_id,
                 "pid": os.getpid() if self._signals.is_installed else None,
-                "news": self._news.path,
+                "news": self._news.address,
             },
         }
 
@@ -340,7 +340,7 @@ class SupervisorHandler(EtcdRendezvousHandler):
             _log.warning(
                 "[job %s] this host leaves, and the job continues without it: %s",
                 self._settings.job_id,
-                self._news.obstacle or f"{outcome.reason}, and none was in a world",
+                self._news.obstacle or f"{outcome.reason}, and none is known to have joined it",
             )
         elif self._group.drain_reason is None:
             _log.warning(

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousError
@@ -15,9 +16,12 @@ import rdzv_etcd
 from rdzv_etcd.errors import (
     JobClosedError,
     JobSettingsMismatchError,
+    JoinTimeoutError,
     MisuseError,
+    RendezvousFailedError,
     SettingsError,
 )
+from rdzv_etcd.process import IN_A_WORLD, tell_agent
 from rdzv_etcd.settings.parse import WORKER_VARIABLE
 from rdzv_etcd.torch import connect_worker
 from rdzv_etcd.torch_plugin.handler import EtcdRendezvousHandler, create_handler
@@ -158,6 +162,36 @@ def test_a_host_that_cannot_join_leaves_the_job_alone(
         assert "the job continues without it" in caplog.text
         assert not world.over
         assert is_open(job)
+
+
+def test_what_kept_a_worker_out_is_forgotten_when_it_tries_again(
+    job: PluginJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else its agent would not start it again if it is killed then."""
+    with (
+        job.handlers(1, "2", in_process=1) as (handler,),
+        workers(handler, monkeypatch, 1) as (worker,),
+        ThreadPoolExecutor() as pool,
+    ):
+        with pytest.raises(JoinTimeoutError):
+            worker.join(timeout_s=0.3)
+        with pytest.raises(RendezvousError, match=r"cannot join: .*not formed"):
+            handler.next_rendezvous()
+        again = pool.submit(worker.join)
+        wait_until("its arrival", lambda: job.keys(b"nodes/"))
+        assert handler.next_rendezvous().world_size == 1
+        worker.leave()
+        with pytest.raises(RendezvousFailedError):
+            again.result()
+
+
+def test_nothing_but_the_agents_pipe_is_written(tmp_path: Path) -> None:
+    """In another container, its path may lead to any file."""
+    file = tmp_path / "checkpoint"
+    file.write_text("weights")
+    tell_agent((str(file), file.stat().st_ino), IN_A_WORLD)
+    tell_agent((str(tmp_path / "nothing"), 1), IN_A_WORLD)
+    assert file.read_text() == "weights"
 
 
 @pytest.mark.parametrize("takes_part", [True, False])

@@ -193,6 +193,26 @@ def test_the_same_id_works_again(job: PluginJob, error: BaseException | None) ->
     assert closed_marker(job) is not None
 
 
+def test_the_end_of_a_job_of_other_settings_ends_no_node(
+    job: PluginJob, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also of one that has `after_end=finish`: it began to wait for the id before the end, or after
+    it."""
+    with (
+        job.handlers(1) as (earlier,),
+        job.handlers(1, "1:2", after_end="finish", last_call_timeout=0.3) as (waits,),
+        ThreadPoolExecutor(1) as pool,
+    ):
+        earlier.next_rendezvous()
+        info = pool.submit(waits.next_rendezvous)
+        wait_until("it is in the way", lambda: "its nodes may be dead" in caplog.text)
+        assert shut_down_after(earlier, None)
+        assert info.result(LIMIT_S).world_size == 1
+        assert shut_down_after(waits, None)
+    with job.handlers(1, after_end="finish") as (late,):
+        assert late.next_rendezvous().world_size == 1
+
+
 def test_a_node_started_after_the_end_ends_as_it_was_told_to(job: PluginJob) -> None:
     with job.handlers(1, closed_ttl=60) as (handler,):
         handler.next_rendezvous()
