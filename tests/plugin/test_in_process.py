@@ -130,7 +130,7 @@ def test_an_agent_that_missed_the_end_learns_it(
 def test_workers_that_start_as_the_job_finishes_do_not_begin_it_anew(
     job: PluginJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with job.handlers(2, "1:2", in_process=1) as (first, second):
+    with job.handlers(2, "1:2", in_process=1, last_call_timeout=0.3) as (first, second):
         with workers(first, monkeypatch, 1) as (worker,):
             worker.join()
             second.next_rendezvous()  # its agent starts them
@@ -146,7 +146,7 @@ def test_a_host_that_cannot_join_leaves_the_job_alone(
 ) -> None:
     """Its agent does not start its workers again, nor fail the job if no restart is left."""
     with (
-        job.handlers(1, "1:2", in_process=1) as (running,),
+        job.handlers(1, "1:2", in_process=1, last_call_timeout=0.3) as (running,),
         workers(running, monkeypatch, 1) as (worker,),
     ):
         world = worker.join()

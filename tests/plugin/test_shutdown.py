@@ -211,6 +211,7 @@ def test_the_end_of_a_job_of_other_settings_ends_no_node(
         assert shut_down_after(waits, None)
     with job.handlers(1, after_end="finish") as (late,):
         assert late.next_rendezvous().world_size == 1
+    job.end_leases()  # that of the note that a node was refused
 
 
 def test_a_node_started_after_the_end_ends_as_it_was_told_to(job: PluginJob) -> None:
