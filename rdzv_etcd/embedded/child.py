@@ -139,15 +139,22 @@ class EtcdProcess:
     def running(self) -> bool:
         return self._program is not None and self._program.running
 
-    def leases(self) -> list[int] | None:
-        """Return all leases, soonest to expire first; ``None`` if etcd does not answer."""
-        reply = self._ask("/v3/lease/leases", {})
-        return None if reply is None else [int(lease["ID"]) for lease in reply.get("leases", ())]
+    def is_used(self, stale_after_s: float) -> bool | None:
+        """Return whether a node has renewed a lease lately; ``None`` if etcd does not answer.
 
-    def age_s(self, lease_id: int) -> int | None:
-        """Return how long ago a lease was granted or renewed; ``None`` if it is gone."""
-        reply = self._ask("/v3/lease/timetolive", {"ID": str(lease_id)})
-        return None if reply is None else lease_age_s(reply)
+        A lease that is not renewed does not count forever, however long it was granted for.
+        """
+        found = self._ask("/v3/lease/leases", {})
+        if found is None:
+            return None
+        for lease in found.get("leases", ()):
+            reply = self._ask("/v3/lease/timetolive", {"ID": lease["ID"]})
+            if reply is None:  # the others would not be answered either: each costs a time limit
+                return None
+            age_s = lease_age_s(reply)
+            if age_s is not None and age_s <= stale_after_s:
+                return True
+        return False
 
     @property
     def socket(self) -> str:

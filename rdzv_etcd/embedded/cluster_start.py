@@ -202,7 +202,7 @@ class SeatKeeper:
             if self._own:
                 self._log_change(cluster_state(self._settings.connection))
             self._trouble = ""
-        except (EmbeddedEtcdError, SettingsError) as error:  # it is tried again
+        except (EmbeddedEtcdError, SettingsError, OSError) as error:  # it is tried again
             if self._trouble != str(error):
                 self._trouble = str(error)
                 log.warning("%s", error)

@@ -70,8 +70,8 @@ def keep(etcd: EtcdProcess, order: Order) -> str:
             return "a signal asked for it"
         etcd.tidy()
         now = time.monotonic()
-        # While this host was stopped no node could renew its lease, so that time hardly counts. An
-        # etcd that does not answer takes as long.
+        # While this host was stopped no node could renew its lease, so that time hardly counts. To
+        # ask an etcd that does not answer takes long as well, and counts.
         quiet_s += now - looked if used is None else min(now - looked, longest_s)
         looked = now
         if not etcd.running:
@@ -85,23 +85,11 @@ def keep(etcd: EtcdProcess, order: Order) -> str:
             except StartError:
                 return "etcd cannot be restarted"
             started = now
-        used = _is_used(etcd, order.stale_after_s)
+        used = etcd.is_used(order.stale_after_s)
         if used:
             quiet_s, patience_s = 0.0, order.grace_s
         elif quiet_s > patience_s + (BLIND_LIMIT_S if used is None else 0):
             return "no node uses it"
-
-
-def _is_used(etcd: EtcdProcess, stale_after_s: float) -> bool | None:
-    """Return whether any node holds a lease; ``None`` if etcd does not answer.
-
-    A lease that is not renewed does not count forever, however long it was granted for.
-    """
-    leases = etcd.leases()
-    if leases is None:
-        return None
-    ages_s = map(etcd.age_s, leases)
-    return any(age_s is not None and age_s <= stale_after_s for age_s in ages_s)
 
 
 def main() -> int:

@@ -149,8 +149,8 @@ class Joining:
         if not isinstance(step, Outlast):
             self._wait.note_conflict("")
         match step:
-            case MeetEnd(closure):
-                self._meet_end(closure)
+            case MeetEnd(closure, of_another_job):
+                self._meet_end(closure, of_another_job=of_another_job)
             case Outlast(theirs, whose):
                 await self._outlast(theirs, whose)
             case ReadSlice(record):
@@ -392,7 +392,7 @@ class Joining:
 
     # -- reasons to stop waiting ------------------------------------------------------------------
 
-    def _meet_end(self, closure: Closure) -> None:
+    def _meet_end(self, closure: Closure, *, of_another_job: bool) -> None:
         """Do what ``after_end`` says: this node was started after the job was closed, or had no
         part in the run that ended.
 
@@ -401,10 +401,8 @@ class Joining:
         context = self._context
         self._member.met_end = closure
         text = closed_text(context, closure)
-        ended = context.control.view.ended
-        is_another_job = bool(ended) and ended[-1].origin == self._member.other_run
-        if is_another_job or context.settings.after_end is AfterEnd.NEW_RUN:
-            otherwise = "" if is_another_job else " (with after_end=finish it would end instead)"
+        if of_another_job or context.settings.after_end is AfterEnd.NEW_RUN:
+            otherwise = "" if of_another_job else " (with after_end=finish it would end instead)"
             context.log.warn(
                 f"{text}. This node had no part in that run and begins a new one, for which "
                 f"it waits for {context.settings.job}{otherwise}"

@@ -40,6 +40,8 @@ class MeetEnd:
     """Apply the option ``after_end``: a run ended before this node was started."""
 
     closure: Closure
+    of_another_job: bool = False
+    """Whether that run had other settings than this node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +86,7 @@ def joining_step(
     ``settings`` are those that the node was started with."""
     if member.seat_in(control) is not None:
         return Enter()
-    end = _end(member, control)
+    end = _end(member, control, settings)
     if end is not None:
         return end
     other = _other_job(control, settings)
@@ -96,14 +98,15 @@ def joining_step(
     return Arrive() if _must_arrive(member, control, session) else Wait()
 
 
-def _end(member: Member, control: Control) -> End | Leave | MeetEnd | None:
+def _end(member: Member, control: Control, settings: JobSettings) -> End | Leave | MeetEnd | None:
     if member.closure is not None:
         return End(member.closure)
     if member.drain is not None:
         return Leave(member.drain)
-    if control.closure is not None and member.origin is None and member.met_end is None:
-        return MeetEnd(control.closure)
-    return None
+    record = control.round
+    if record is None or record.closure is None or member.origin is not None or member.met_end:
+        return None
+    return MeetEnd(record.closure, of_another_job=record.settings != settings)
 
 
 def _other_job(control: Control, settings: JobSettings) -> Outlast | None:

@@ -307,8 +307,8 @@ class SupervisorHandler(EtcdRendezvousHandler):
         """Return 1 if the workers have to stop because the job has failed, or this host is drained.
         From memory; refused in a forked child."""
         with torch_errors():
-            self._news.read()
             end = self._run_end()
+            self._news.read()
             has_failed = end is not None and not end.succeeded
             return int(has_failed or self._group.drain_reason is not None)
 

@@ -193,8 +193,8 @@ class Participant(Lifecycle):
             await self.node.context.clock.sleep(_SEATS_S)
             try:
                 await in_thread(keeper.look, _nothing)
-            except (OSError, RuntimeError) as error:  # no thread, or no file: there may be one soon
-                _log.info("could not look after the embedded cluster: %s", error)
+            except RuntimeError as error:  # too many threads: there may be fewer the next time
+                _log.warning("nothing looks after the embedded cluster at the moment: %s", error)
 
     async def _begin_to_keep_seats(self) -> None:
         self.node.attend(self._keep_seats(), "embedded cluster")

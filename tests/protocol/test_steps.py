@@ -236,6 +236,13 @@ def test_a_node_that_was_started_after_an_end_meets_it_once() -> None:
     assert me.next() == Arrive()
 
 
+def test_the_end_of_a_run_with_other_settings_is_told_apart() -> None:
+    me = Story()
+    me.member.note_start(5)
+    me.sees("a b", closed=DONE, settings=JobSettings(3, 3)).joins()
+    assert me.next() == MeetEnd(DONE, of_another_job=True)
+
+
 # --- a member, beside its work --------------------------------------------------------------------
 
 
