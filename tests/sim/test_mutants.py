@@ -509,7 +509,7 @@ def test_rank_0_for_who_missed_the_latest_world_is_noticed() -> None:
     assert caught.value.invariant is Invariant.SURVIVORS
 
 
-def begins_all_the_same(_original: Any, self: Any, closure: Any) -> None:
+def begins_all_the_same(_original: Any, self: Any, closure: Any, **_: Any) -> None:
     self._member.met_end = closure
 
 
